@@ -273,9 +273,8 @@ class _Round:
         reporters = self._liveness.reporters(self._now).of
         alters = alter_actions(self._catalog, self._live, reporters)
         reports = reports_of(self._live, reporters)
-        successions = succession_actions(
-            self._catalog, reports, self._all_loads, self._new_timelines, self._pacing, self._now
-        )
+        choices = (self._all_loads, self._new_timelines, self._to_blame)
+        successions = succession_actions(self._catalog, reports, *choices, self._pacing, self._now)
         orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
         return [*map(GiveUp, self._given_up), *hand_overs, *moves, *of_indexes, *orders]
 
@@ -449,22 +448,28 @@ class _Round:
         found: list[Action] = []
         for (table_id, durability), stuck in self._stuck_alike():
             failed_at = {each.tablet_id: self._to_blame(each) for each in stuck}
-            avoid = {i: self._avoided_by(i, failed) for i, failed in failed_at.items()}
+            avoid = {i: self._avoided_by(i, at) for i, at in failed_at.items()}
             if isinstance(durability, Replicas):
                 holders = self._choose_members(table_id, stuck, durability.count, avoid)
             else:
                 owners = self._choose(table_id, stuck, avoid)
                 holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
-            timelines = self._new_timelines(durability, len(stuck)) if holders else None
+            failed = [avoid[each.tablet_id] for each in stuck]
+            timelines = self._new_timelines(durability, failed) if holders else None
             if timelines is not None:
                 chosen = tuple(holders[tablet.tablet_id] for tablet in stuck)
                 found.append(Replace(table_id, tuple(stuck), chosen, timelines, failed_at))
         return found
 
     def _to_blame(self, tablet: TabletRecord) -> tuple[ServerUuid, ...]:
-        """The servers for which a tablet could not be created."""
+        """The servers for which a tablet could not be created: its owner, and the safekeepers that
+        this one does not reach; or members of its group."""
         if tablet.configuration is None:
-            return (tablet.owner,) if tablet.owner else ()
+            seen = self._live.get(Run(tablet.owner, tablet.owner_incarnation))
+            report = None if seen is None else seen.reports.get(tablet.tablet_id)
+            is_its = report is not None and report.term == tablet.term
+            unreached = report.unreached if report is not None and is_its else ()
+            return (tablet.owner, *unreached) if tablet.owner else unreached
         group = group_of(tablet, self._liveness.reporters(self._now).of.get(tablet.tablet_id, ()))
         return absent_members(group)
 
@@ -478,19 +483,21 @@ class _Round:
         return alike.items()
 
     def _new_timelines(
-        self, durability: Durability, count: int = 1
+        self, durability: Durability, avoid: Sequence[Mapping[ServerUuid, float]]
     ) -> tuple[TimelineConfiguration, ...] | None:
-        """For the logs of so many new tablets, if they need any; None: too few safekeepers."""
+        """For the logs of new tablets, if they need any; None: too few safekeepers. ``avoid``: of
+        each tablet, the servers with which one like it failed."""
         fleet = fleet_of(self._catalog, self._liveness, self._now)
         try:
             return first_timelines(
                 self._catalog,
                 fleet,
                 durability,
-                count,
+                len(avoid),
                 what="a tablet",
                 now=self._now,
                 silence_s=self._missing_after_s,
+                avoid=avoid,
             )
         except NotEnoughServers:
             return None

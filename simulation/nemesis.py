@@ -24,10 +24,8 @@ FLAPS = (2, 5)
 FLAP_MEAN_S = 0.4
 EMPTY_RATE = 0.6
 """Nodes that come back without the disk of one server, or without any."""
-SWAPPED = ("tserver", "backup")
-"""Kinds of servers that may come back with each other's disks. Masters are known by address. Of
-safekeepers the younger one of a name counts as the older one's successor, which is gone for good:
-while names change, a copy of a timeline would be left behind that nobody deletes."""
+SWAPPED = ("tserver", "backup", "safekeeper")
+"""Kinds of servers that may come back with each other's disks; masters are known by address."""
 ZOMBIE_RATE = 0.4
 """Lost disks that come with a zombie, where servers may change their port."""
 

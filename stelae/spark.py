@@ -398,11 +398,14 @@ def _write(
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        yield outcome(plan, context.partitionId() if context else 0, batches)
+        named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+        yield outcome(plan, context.partitionId() if context else 0, named)
 
-    if list(names) != df.columns:
+    if names != df.columns:
         df = df.select(*[quoted(name) for name in names])
-    found = df.mapInArrow(task, "rows long, problem binary").collect()
+    # PySpark's mapInArrow resolves each name: a dot in it would lead to a field.
+    plain = df.toDF(*[f"c{number}" for number in range(len(names))])
+    found = plain.mapInArrow(task, "rows long, problem binary").collect()
     return rows_of([(row.rows, row.problem) for row in found], f"write to {record.name!r}")
 
 

@@ -65,8 +65,13 @@ SUCCESSIONS_MAX = 2
 
 ReportOf: TypeAlias = Callable[[TabletRecord], tuple[Seen | None, TabletReport | None]]
 """A tablet's live owner, or leader, and what it says of it in its present term."""
-NewTimelines: TypeAlias = Callable[[Durability], tuple[TimelineConfiguration, ...] | None]
-"""For the log of one more tablet, if it needs one; None: too few safekeepers."""
+NewTimelines: TypeAlias = Callable[
+    [Durability, Sequence[Mapping[ServerUuid, float]]], tuple[TimelineConfiguration, ...] | None
+]
+"""For the logs of new tablets, if they need any; None: too few safekeepers. Of each tablet it is
+given the servers where one like it failed."""
+ToBlame: TypeAlias = Callable[[TabletRecord], tuple[ServerUuid, ...]]
+"""The servers by whose fault a tablet in creation does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,7 @@ class _Look:
     report_of: ReportOf
     loads: Callable[[], list[Load]]
     timelines: NewTimelines
+    to_blame: ToBlame
     pacing: SuccessionPacing
     now: float
 
@@ -174,6 +180,7 @@ def succession_actions(
     report_of: ReportOf,
     loads: Callable[[], list[Load]],
     timelines: NewTimelines,
+    to_blame: ToBlame,
     pacing: Pacing,
     now: float,
 ) -> Iterator[SuccessionAction]:
@@ -181,7 +188,7 @@ def succession_actions(
 
     ``report_of`` as said; of a successor too. ``loads`` is asked for when servers are to be chosen.
     """
-    look = _Look(catalog, report_of, loads, timelines, pacing.successions, now)
+    look = _Look(catalog, report_of, loads, timelines, to_blame, pacing.successions, now)
     waiting: list[tuple[TableRecord, TabletRecord]] = []
     for table_id in list(catalog.altered):
         table = catalog.tables[table_id]
@@ -272,7 +279,7 @@ def _stuck_for_long(
         patience_s = look.pacing.patience_s(tablet.tablet_id, successor.tablet_id)
     if stuck_s < patience_s:
         return None
-    at_fault = holders_of(successor) if _is_its_own_fault(report, successor, said) else ()
+    at_fault = _at_fault(look, report, successor, said)
     look.pacing.refuse(tablet.tablet_id, successor.tablet_id, at_fault, why, look.now)
     return GiveUpSuccessor(successor, why)
 
@@ -295,15 +302,16 @@ def _stuck(
     return ""
 
 
-def _is_its_own_fault(
-    report: TabletReport | None, successor: TabletRecord, said: SuccessionReport | None
-) -> bool:
-    """Whether another server could have done better, as a source that is loading or offline holds
-    up every successor."""
+def _at_fault(
+    look: _Look, report: TabletReport | None, successor: TabletRecord, said: SuccessionReport | None
+) -> tuple[ServerUuid, ...]:
+    """The servers of the successor in whose place others could have done better: none where the
+    source is loading or offline, since it holds up every successor."""
     if report is None or _is_loading(report):
-        return False
-    has_no_room = said is not None and said.lacks_room
-    return successor.state is TabletState.CREATING or has_no_room
+        return ()
+    if successor.state is TabletState.CREATING:
+        return look.to_blame(successor)
+    return holders_of(successor) if said is not None and said.lacks_room else ()
 
 
 def _is_loading(report: TabletReport) -> bool:
@@ -363,7 +371,7 @@ class _Begins:
             self._rooms = SuccessorRooms(
                 look.catalog, look.loads(), lambda source: look.report_of(source)[1]
             )
-        logs = look.timelines(wanted)
+        logs = look.timelines(wanted, [look.pacing.targets.avoid(tablet.tablet_id)])
         if logs is None:
             look.pacing.waits[tablet.tablet_id] = "too few safekeepers live just now"
             return None

@@ -2,6 +2,10 @@
 
 - The registry is filled by heartbeats: whoever has no id is given the next one, in the catalog
   first. A safekeeper that lost its disk is another server, with another id.
+- A safekeeper is its UUID, which is on its disk. A name says only where a disk is. So only a disk
+  that is new to the catalog shows that the former disk of its name is lost. A known disk under
+  another name shows nothing about the disk that had the name before: the two may have changed
+  places.
 - A tablet's record names the safekeepers of its log; what a driver of migrations tells of them is
   taken if it is newer than what is there.
 
@@ -10,7 +14,7 @@ Implements seed 004 ("API": registration, ``/notify-safekeepers``); design §10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -41,19 +45,26 @@ def timeline_of(tablet: TabletRecord) -> TimelineId:
 
 
 def draft_register(catalog: Catalog, server: ServerInfo) -> CatalogBatch | None:
-    """The safekeeper's record, with a new id if it has none; None if it is there as it is."""
+    """Return the entry that registers the safekeeper; None if its record is there as it is.
+
+    A new disk gets a new id, and becomes the successor of the safekeepers of its name.
+    """
     registry = catalog.timelines
-    known_id = registry.id_of(server.uuid)
+    known_id, name, node = registry.id_of(server.uuid), server.name, server.process.node
     if known_id is None:
-        record = SafekeeperRecord(registry.next_id, server.uuid, server.name, server.process.node)
-        return CatalogBatch(safekeepers=(record,))
+        record = SafekeeperRecord(registry.next_id, server.uuid, name, node)
+        lost = [r for r in registry.safekeepers.values() if r.name == name and r.successor is None]
+        replaced = (_changed(each, successor=record.safekeeper_id) for each in lost)
+        return CatalogBatch(safekeepers=(record, *replaced))
     known = registry.safekeepers[known_id]
-    if (known.name, known.node) == (server.name, server.process.node):
+    if (known.name, known.node) == (name, node):
         return None
-    changed = msgspec.structs.replace(
-        known, name=server.name, node=server.process.node, generation=known.generation + 1
-    )
-    return CatalogBatch(safekeepers=(changed,))
+    # It has been started since from its disk, which is not lost.
+    return CatalogBatch(safekeepers=(_changed(known, name=name, node=node, successor=None),))
+
+
+def _changed(known: SafekeeperRecord, **changes: object) -> SafekeeperRecord:
+    return msgspec.structs.replace(known, generation=known.generation + 1, **changes)
 
 
 def draft_status(catalog: Catalog, order: SetSafekeeperStatus) -> CatalogBatch | None:
@@ -67,8 +78,7 @@ def draft_status(catalog: Catalog, order: SetSafekeeperStatus) -> CatalogBatch |
     known = known_safekeeper(catalog, order.safekeeper_id)
     if known.status is order.status:
         return CatalogBatch(request=order.request)
-    changed = msgspec.structs.replace(known, status=order.status, generation=known.generation + 1)
-    return CatalogBatch(safekeepers=(changed,), request=order.request)
+    return CatalogBatch(safekeepers=(_changed(known, status=order.status),), request=order.request)
 
 
 def known_safekeeper(catalog: Catalog, safekeeper: SafekeeperId) -> SafekeeperRecord:
@@ -82,16 +92,14 @@ def known_safekeeper(catalog: Catalog, safekeeper: SafekeeperId) -> SafekeeperRe
 def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
     """All safekeepers, as whoever chooses among them sees them.
 
-    Where a later one of its name lives, a safekeeper has lost its disk, or is what is left of one
-    that runs elsewhere by now: it counts as gone for good, even if it is heard still.
+    One whose disk is lost, and whose successor lives, counts as gone for good, even if it is heard
+    still: that is what is left of its process.
     """
     fleet: dict[SafekeeperId, Safekeeper] = {}
-    registry = sorted(catalog.timelines.safekeepers.items())
-    newest = {record.name: record for _, record in registry}
-    for number, record in registry:
-        seen = liveness.live_server(record.uuid, now)
-        status, successor = record.status, newest[record.name]
-        if successor is not record and liveness.live_server(successor.uuid, now) is not None:
+    registry = catalog.timelines.safekeepers
+    for number, record in sorted(registry.items()):
+        seen, status = liveness.live_server(record.uuid, now), record.status
+        if any(liveness.live_server(s.uuid, now) for s in _successors(registry, record)):
             status = SafekeeperStatus.DECOMMISSIONED
         node = record.node if seen is None else seen.server.process.node
         heard_s = now - liveness.missed_s(record.uuid, now)
@@ -100,6 +108,15 @@ def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
             heard_s = float("-inf")  # it has not taken its id up yet
         fleet[number] = Safekeeper(number, node, status, heard_s)
     return fleet
+
+
+def _successors(
+    registry: Mapping[SafekeeperId, SafekeeperRecord], record: SafekeeperRecord
+) -> Iterator[SafekeeperRecord]:
+    """Its successor, the successor of that one, and so on; ends, as each has a higher id."""
+    while record.successor is not None:
+        record = registry[record.successor]
+        yield record
 
 
 # ---- where timelines are ----------------------------------------------------------------------
@@ -154,10 +171,12 @@ def first_timelines(
     now: float,
     silence_s: float,
     knows_all: bool = False,
+    avoid: Sequence[Container[ServerUuid]] = (),
 ) -> tuple[TimelineConfiguration, ...]:
     """Safekeepers for the logs of so many new tablets; nothing for tables without timelines.
 
-    ``knows_all``: whoever runs has registered by now.
+    ``knows_all``: whoever runs has registered by now. ``avoid``: by tablet, the safekeepers without
+    which its log could not be made; they are chosen last. Empty: none is known.
 
     Raises:
         TooFewServers: there are fewer than each of them needs, and no more will come by themselves.
@@ -170,9 +189,12 @@ def first_timelines(
         raise TooFewServers(what, durability.count, "safekeepers", len(stays))
     load = count_members(catalog.live_tablets())
     chosen: list[TimelineConfiguration] = []
-    for _ in range(tablets):
+    registry = catalog.timelines.safekeepers
+    for number in range(tablets):
+        failed = avoid[number] if avoid else ()
+        last = [one for one in fleet if registry[one].uuid in failed]
         try:
-            members = choose_initial(fleet, durability.count, load, now, silence_s)
+            members = choose_initial(fleet, durability.count, load, now, silence_s, last)
         except (NotEnoughServers, TooFewServers) as error:  # more may come at any moment
             found = error.args[3]
             raise NotEnoughServers(what, durability.count, "safekeepers", found) from None

@@ -114,9 +114,14 @@ def _pick(
 
 
 def choose_initial(
-    fleet: Fleet, count: int, load: Mapping[SafekeeperId, int], now: float, silence_s: float
+    fleet: Fleet,
+    count: int,
+    load: Mapping[SafekeeperId, int],
+    now: float,
+    silence_s: float,
+    last: Collection[SafekeeperId] = (),
 ) -> tuple[SafekeeperId, ...]:
-    """Members of a new timeline.
+    """Choose the members of a new timeline; those of ``last`` after all others.
 
     Raises:
         TooFewServers: there are not so many, heard of or not.
@@ -128,7 +133,7 @@ def choose_initial(
     candidates = _candidates(fleet, now, silence_s)
     if len(candidates) < count:
         raise NotEnoughServers("a timeline", count, "safekeepers", len(candidates))
-    return tuple(one.safekeeper_id for one in _pick(candidates, (), count, load))
+    return tuple(one.safekeeper_id for one in _pick(candidates, (), count, load, last))
 
 
 # ---- moving -----------------------------------------------------------------------------------

@@ -59,6 +59,9 @@ class SafekeeperRecord(msgspec.Struct, frozen=True, array_like=True):
     """The machine that it ran on last."""
     status: SafekeeperStatus = SafekeeperStatus.ACTIVE
     generation: int = 1
+    successor: SafekeeperId | None = None
+    """A new disk that was registered under the name that this one had: this one's disk is lost,
+    unless it is heard under another name, or on another machine, since."""
 
 
 class BackupRecord(msgspec.Struct, frozen=True, array_like=True):

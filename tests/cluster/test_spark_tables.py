@@ -324,6 +324,48 @@ def test_fields_of_structs_are_those_that_were_asked_for(
         db.delete_table("nested")
 
 
+def test_names_with_dots_and_accents_are_names_everywhere(
+    db: Database, spark: Any, folder: str
+) -> None:
+    """To Spark a dot leads to a field, and a grave accent ends a name. A column that has the name
+    of the part before the dot is another one."""
+    schema = pa.schema(
+        [pa.field("user.id", pa.int64(), False), ("a`b", pa.string()), ("user", pa.int64())]
+    )
+    rows = [{"user.id": n, "a`b": f"w{n % 2}", "user": -n} for n in range(6)]
+    table = db.create_table("dotted", schema, key="user.id")
+    table.load(pa.Table.from_pylist(rows, schema))
+    try:
+        names = ["a`b", "user.id"]
+        read = stelae.spark.read(spark, "dotted", names, [("user.id", ">", 3)], cluster=db)
+        assert read.columns == names
+        assert sorted(tuple(row) for row in read.collect()) == [("w0", 4), ("w1", 5)]
+        more = read.selectExpr("`a``b`", "`user.id` + 10 as `user.id`")
+        assert stelae.spark.write(more, "dotted", cluster=db) == 2
+        assert stelae.spark.write(more, "dotted", "delete", cluster=db) == 2
+        assert stelae.spark.write(more, "other", key="user.id", cluster=db) == 2
+        assert sorted(db["other"].scan()["user.id"].to_pylist()) == [14, 15]
+
+        source = spark.read.format("stelae").option("cluster", folder).load("dotted")
+        some = source.filter("`user.id` >= 2 and `a``b` = 'w0' and user < 0")
+        plan = some._jdf.queryExecution().executedPlan().toString()
+        scan = plan.partition("BatchScan")[2].replace("`", "")
+        assert all(each in scan for each in ("user.id >= 2", "ab = 'w0'", "user < 0"))
+        assert sorted(row[0] for row in some.select("`user.id`").collect()) == [2, 4]
+        assert source.count() == 6, "no column is asked for"
+        sums = source.groupBy("`a``b`").agg({"`user.id`": "sum"}).collect()
+        assert sorted(tuple(row) for row in sums) == [("w0", 6), ("w1", 9)]
+        both = source.alias("one").join(read.alias("two"), on="user.id")
+        assert sorted(row["user.id"] for row in both.collect()) == [4, 5]
+        kept = source.selectExpr("`user.id` + 100 as `user.id`", "user", "`a``b`")
+        sink = kept.write.format("stelae").option("cluster", folder)
+        sink.mode("append").save("dotted")
+        assert table.count() == 12
+    finally:
+        for each in sorted(set(db.tables()) & {"dotted", "other"}):
+            db.delete_table(each)
+
+
 def test_days_and_times_that_python_lacks_are_compared_by_spark(
     db: Database, spark: Any, folder: str
 ) -> None:

@@ -347,4 +347,89 @@ MUTANTS = [
             ),
         ],
     ),
+    *mutants_of(
+        "actors/backup/served.py",
+        (f"{_UNIT}/test_served_rows.py",),
+        [
+            (
+                "if request.piece_rows < 1 or min(request.pieces, default=0) < 0:",
+                "if request.piece_rows < 1:",
+            ),
+            (
+                "if request.piece_rows < 1 or min(request.pieces, default=0) < 0:",
+                "if min(request.pieces, default=0) < 0:",
+            ),
+            ("if len(request.pieces) > PIECES_MAX or last", "if last"),
+            (" or last * request.piece_rows >= max(1, count):", ":"),
+            ("        if size_bytes > REPLY_BYTES_MAX:", "        if False:"),
+            ("if not 0 < len(numbers) <= SINGLE_ROWS_MAX or not 0", "if not 0"),
+            (" or not 0 <= min(numbers) <= max(numbers) < count:", ":"),
+            ("            self._holdings.note_damage(opened.replica)\n", ""),
+            (
+                "            self._holdings.note_damage(replica)\n            raise\n        if image",
+                "            raise\n        if image",
+            ),
+            (
+                "                self._holdings.note_damage(replica)\n                raise\n",
+                "                raise\n",
+            ),
+            (
+                "if opened.replica.freed or self._holdings.find(*key) is not opened.replica:",
+                "if False:",
+            ),
+            ("            if found is not None:\n", "            if False:\n"),
+            ("            if facts.state is not ReplicaState.SEALED:", "            if False:"),
+            ("            if not replica.freed:\n", "            if True:\n"),
+            (
+                "        if replica.freed:\n            raise",
+                "        if False:\n            raise",
+            ),
+            (" if opened.used >= limit}", "}"),
+            (
+                "        opened.used = self._runtime.clock.monotonic()\n",
+                "",
+                "an image that is used is read again after 20 s, and nothing else happens",
+            ),
+            ("while kept > KEPT_BYTES and len(self._opened) > 1:", "while False:"),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/served_picks.py",
+        (f"{_UNIT}/test_served_picks.py",),
+        [
+            ("if request.row_count < 0 or len(bits) != -(-request.row_count // 8):", "if False:"),
+            ("        if info.state is not ReplicaState.SEALED:", "        if False:"),
+            ("        if rows.size > REPLY_BYTES_MAX:", "        if False:"),
+            ("    if image.meta.row_count != row_count:", "    if False:"),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/frames.py",
+        (f"{_UNIT}/test_frames.py",),
+        [
+            ("        if count > len(self._free):", "        if False:"),
+            ("if len(runs_of([*after, *oldest])) // 2 <= RUNS_MAX:", "if True:"),
+            ("if len(runs_of([*after, *lowest])) // 2 > RUNS_MAX:", "if False:"),
+            (
+                "            count = min(count, room // (RECORD_BLOCKS_BYTES + self.frame_bytes))\n",
+                "",
+            ),
+            ("return count if count >= needed else 0", "return count"),
+            (" or block[: len(magic)] != magic:", ":"),
+            ("        if not self.may_grow:", "        if False:"),
+            ("    return generation % 2 * BLOCK_BYTES\n", "    return 0\n"),
+            ("        self._free.extend(frames)", "        self._free.extendleft(frames)"),
+        ],
+    ),
+    *mutants_of(
+        "actors/tserver/segments/placement.py",
+        ("tests/unit/actors/tserver/test_placement.py",),
+        [
+            ("        but_on = {*leaving, *avoided}\n", "        but_on = {*leaving}\n"),
+            (
+                "candidates_for(log, media[0], {*avoided} - {*holders})",
+                "candidates_for(log, media[0])",
+            ),
+        ],
+    ),
 ]

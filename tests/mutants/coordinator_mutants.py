@@ -228,4 +228,66 @@ MUTANTS = [
             ),
         ],
     ),
+    *mutants_of(
+        "coordinator/timelines/placement.py",
+        (f"{_UNIT}/timelines/test_safekeeper_records.py",),
+        [
+            (
+                "lost = [r for r in registry.safekeepers.values() if r.name == name and r.successor is None]",
+                "lost: list[SafekeeperRecord] = []",
+            ),
+            ("if r.name == name and r.successor is None]", "if r.successor is None]"),
+            ("name=name, node=node, successor=None)", "name=name, node=node)"),
+            ("    while record.successor is not None:\n", "    if record.successor is not None:\n"),
+            (
+                "if any(liveness.live_server(s.uuid, now) for s in _successors(registry, record)):",
+                "if record.successor is not None:",
+            ),
+            (
+                "status = SafekeeperStatus.DECOMMISSIONED\n        node",
+                "pass\n        node",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/timelines/placement.py",
+        (f"{_UNIT}/timelines/test_timeline_duties.py",),
+        [
+            ("failed = avoid[number] if avoid else ()", "failed = avoid[0] if avoid else ()"),
+            ("silence_s, last)\n", "silence_s)\n"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        _OWNERS,
+        [
+            (
+                "return (tablet.owner, *unreached) if tablet.owner",
+                "return (tablet.owner,) if tablet.owner",
+            ),
+            (
+                "                avoid=avoid,\n            )\n        except",
+                "            )\n        except",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/ddl/succession.py",
+        (f"{_UNIT}/ddl/test_succession_rooms.py",),
+        [
+            (
+                "look.timelines(wanted, [look.pacing.targets.avoid(tablet.tablet_id)])",
+                "look.timelines(wanted, [{}])",
+            ),
+            ("        return look.to_blame(successor)\n", "        return holders_of(successor)\n"),
+            (
+                "    if report is None or _is_loading(report):\n        return ()\n    if succ",
+                "    if succ",
+            ),
+            (
+                "return holders_of(successor) if said is not None and said.lacks_room else ()",
+                "return ()",
+            ),
+        ],
+    ),
 ]

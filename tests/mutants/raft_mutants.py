@@ -1,4 +1,4 @@
-"""Protections of `consensus/raft` and of a replica's files in `actors/raft`."""
+"""Protections of `consensus/raft` and `actors/raft`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ _FILES = (
     "tests/unit/actors/raft/test_log_note.py",
     "tests/simulation/raft/test_replica.py",
 )
+
+_SHELL = "tests/unit/actors/raft"
+_TURNS = (f"{_SHELL}/test_begun_turn.py", "tests/simulation/raft/test_replica.py")
 
 MUTANTS = [
     *mutants_of(
@@ -182,6 +185,88 @@ MUTANTS = [
                 "            self._highest = index",
             ),
             ("            for _ in range(2):\n", "            for _ in range(1):\n"),
+        ],
+    ),
+    *mutants_of(
+        "actors/raft/requests.py",
+        (f"{_SHELL}/test_replica_requests.py",),
+        [
+            ("        if size_bytes > self._queue_bytes:", "        if False:"),
+            ("        if self._bytes + size_bytes > self._queue_bytes:", "        if False:"),
+            ("            self._bytes -= proposal.size_bytes\n", ""),
+            (
+                "_grouped([p for p in queue.values() if not p.future.done()])",
+                "_grouped(list(queue.values()))",
+            ),
+            (
+                "        if len(self._reads_waiting) > 2 * len(self._reads) + FORGOTTEN_READS_MAX:",
+                "        if False:",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/raft/host.py",
+        (f"{_SHELL}/test_raft_host.py",),
+        [
+            ("        if not box.is_due and box.calls < CALLS_MAX:", "        if not box.is_due:"),
+            ("deque(maxlen=BOX_MAX)", "deque()"),
+            ("count = min(len(box.waiting), MAIL_MAX)", "count = len(box.waiting)"),
+            (
+                "                    if self._members.get(group_id) is member:\n",
+                "                    if True:\n",
+            ),
+            ("                sender.undelivered(uuid, None)\n", "                pass\n"),
+            (
+                "senders[refused.group_id].undelivered(uuid, refused.state)",
+                "senders[refused.group_id].undelivered(uuid, None)",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/raft/links.py",
+        (f"{_SHELL}/test_replica_links.py",),
+        [
+            ("        if len(self.outbox) >= OUTBOX_MAX:", "        if False:"),
+            (" or len(link.calls) >= CALLS_MAX:", ":"),
+            (" or link.posts >= POSTS_MAX:", ":"),
+            ("        if _content_bytes(message) > POST_BYTES:", "        if False:"),
+            (
+                "while outbox and (not batch or size_bytes + _content_bytes(outbox[0]) <= BATCH_BYTES):",
+                "while outbox:",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/raft/log_writer.py",
+        (f"{_SHELL}/test_log_writer.py", f"{_SHELL}/test_begun_turn.py"),
+        [
+            ("            self._failure = error\n            return ()\n", "            pass\n"),
+            (
+                "            self._failure = error\n            return ()\n",
+                "            return ()\n",
+                "after one failed sync every later one of that file fails as well",
+            ),
+            (
+                "            if not self._waiting:\n                self._idle.set()",
+                "            self._idle.set()",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/raft/loop.py",
+        _TURNS,
+        [
+            (
+                "        self._is_stopped = self._begun.has_failed\n",
+                "",
+                "the loop is due, so nothing is stepped, and it ends with the failure",
+            ),
+            ("core.leader is not None and ready.term_and_vote is None", "core.leader is not None"),
+            ("self._finish(core, ready, is_written=not leads)", "self._finish(core, ready)"),
+            (
+                "            await self._storage.save(ready.term_and_vote, ready.snapshot, ready.entries)\n        self._links.send(ready.messages)\n",
+                "            self._links.send(ready.messages)\n            await self._storage.save(ready.term_and_vote, ready.snapshot, ready.entries)\n        else:\n            self._links.send(ready.messages)\n",
+            ),
         ],
     ),
 ]

@@ -82,7 +82,9 @@ class Regrouping:
         holders = segment.holders
         if segment.is_retired or not segment.is_sealed or len(holders) != len(self._media):
             return False
-        move = next_to_leave(log, segment.replicas) or next_move(log, self._media, holders)
+        avoided = segment.avoided
+        move = next_to_leave(log, segment.replicas, avoided)
+        move = move or next_move(log, self._media, holders, avoided)
         if move is None or not segment.move(move.source, move.target, self._remote(segment)):
             return False
         while len(segment.replicas) > len(self._media) and not segment.is_retired:

@@ -236,27 +236,36 @@ class Placed(Protocol):
     backup: ServerUuid | None
 
 
-def next_to_leave(log: PlacingLog, replicas: Sequence[Placed]) -> Misplaced | None:
+def next_to_leave(
+    log: PlacingLog, replicas: Sequence[Placed], avoided: Collection[ServerUuid]
+) -> Misplaced | None:
     """What to move of a segment off a backup that is to be retired; None: nothing, or there is
-    nowhere to go."""
+    nowhere to go. ``avoided``: backups that failed of late: the move waits until they are not."""
     leaving = log.members.leaving_backups
     for replica in replicas if leaving else ():
         if replica.backup not in leaving:
             continue
         used = [each.backup for each in replicas if each.backup is not None]
-        target, _ = place(log, replica.medium, used, leaving, replicas=len(replicas))
+        but_on = {*leaving, *avoided}
+        target, _ = place(log, replica.medium, used, but_on, replicas=len(replicas))
         if target is not None:
             return Misplaced(replica.backup, target)
     return None
 
 
 def next_move(
-    log: PlacingLog, media: tuple[str, ...], holders: list[ServerUuid]
+    log: PlacingLog,
+    media: tuple[str, ...],
+    holders: list[ServerUuid],
+    avoided: Collection[ServerUuid],
 ) -> Misplaced | None:
     """What to move of a segment, so that its replicas are in one group. Only where all replicas
-    are on one kind of medium: of a mix each replica has its own backups to choose from."""
+    are on one kind of medium: of a mix each replica has its own backups to choose from.
+
+    ``avoided``: backups that failed of late. The best target is the same each time; one that does
+    not take the replica would be chosen without an end, and the segment copied each time."""
     if not log.members.copysets or len(set(media)) != 1:
         return None
-    candidates = candidates_for(log, media[0])
+    candidates = candidates_for(log, media[0], {*avoided} - {*holders})
     groups, size_bytes = log.members.copysets, log.settings.segment_bytes
     return misplaced(holders, candidates, groups, size_bytes, log.runtime.identity.node)

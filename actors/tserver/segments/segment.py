@@ -211,6 +211,18 @@ class ReplicatedSegment(ReplicaViews):
         until = now + max(for_s, self._context.settings.append_timeout_s)
         self._avoid[backup] = max(until, self._avoid.get(backup, until))
 
+    def _avoided(self) -> tuple[dict[ServerUuid, float], dict[ServerUuid, float]]:
+        """Backups that this segment avoids, and that all of this server do, and until when."""
+        now = self._context.runtime.clock.monotonic()
+        own = {uuid: until for uuid, until in self._avoid.items() if until > now}
+        return own, self._context.traffic.avoided.at(now)
+
+    @property
+    def avoided(self) -> Collection[ServerUuid]:
+        """Backups on which no replica is put just now if nobody waits for it."""
+        own, shared = self._avoided()
+        return {**own, **shared}
+
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
         if replica not in self.replicas:
@@ -456,9 +468,7 @@ class ReplicatedSegment(ReplicaViews):
 
     def _place(self, replica: SegmentReplica) -> ServerUuid | None:
         """A live backup that would take the replica just now."""
-        now = self._context.runtime.clock.monotonic()
-        own = {uuid: until for uuid, until in self._avoid.items() if until > now}
-        shared = self._context.traffic.avoided.at(now)
+        own, shared = self._avoided()
         chosen = self._place_but_on(replica, {**own, **shared})
         while chosen is None and shared and not replica.lacks_room:
             # Only backups are left that failed: the one whose pause ends first. What this segment

@@ -18,6 +18,7 @@ from stelae.actors.backup.frames import newest_superblock
 from stelae.actors.server import identity
 from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.actors.tserver.segments import placement
+from stelae.coordinator.timelines import placement as timelines
 from stelae.core.ids import ServerUuid
 from stelae.core.runtime import Clock, Disk
 from stelae.simulation.scenarios import NODES, Scenario, load_scenario
@@ -79,15 +80,31 @@ def _a_name_is_believed() -> Iterator[None]:
         yield
 
 
+def _a_younger_one_of_a_name_is_a_successor() -> Any:
+    """Of two safekeepers of one name the older one has lost its disk, also while disks change."""
+
+    def younger(registry: Any, record: Any) -> Any:
+        newest = max((r for r in registry.values() if r.name == record.name), key=_number)
+        return iter(()) if newest is record else iter((newest,))
+
+    return patch.object(timelines, "_successors", younger)
+
+
+def _number(record: Any) -> int:
+    return int(record.safekeeper_id)
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "two on one node are two": _two_on_one_node_are_two,
     "an address is believed": _an_address_is_believed,
     "a name is believed": _a_name_is_believed,
+    "a younger one of a name is a successor": _a_younger_one_of_a_name_is_a_successor,
 }
 FOUND_BY = {
     "two on one node are two": ("tables", "two copies on"),
     "an address is believed": ("tables", "no method"),
     "a name is believed": ("replicas", "two leaders"),
+    "a younger one of a name is a successor": ("wal", "is no member"),
 }
 """The scenario whose seeds on nodes find a bug, and what they say."""
 planted = planting(BUGS)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stelae.coordinator.backoff.owners import (
     FORGOTTEN_AFTER_S,
@@ -25,7 +26,14 @@ from stelae.coordinator.liveness.liveness import NEVER
 from stelae.coordinator.moves.departures import Close
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
-from stelae.core.records.records import ServerKind, TabletRecord, TabletState
+from stelae.core.records.records import (
+    SafekeeperRecord,
+    ServerKind,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.schema.durability import wal
 from tests.unit.coordinator.decide_world import P, World, kinds, report, run, server, tablet
 
 BACKUPS = (ServerUuid("b1"), ServerUuid("b2"))
@@ -385,6 +393,33 @@ def test_a_tablet_that_cannot_be_created_is_not_created_there_again() -> None:
                 owners.append(holder.uuid)
     assert sorted(owners[:3]) == ["s1", "s2", "s3"]
     assert owners[3] == owners[0]
+
+
+def test_safekeepers_without_which_a_tablet_is_not_created_come_last_for_its_replacement() -> None:
+    """Its owner does not reach them. They have least to do, and would be chosen again."""
+    first = replace(
+        tablet("s1", TabletState.CREATING),
+        timeline=TimelineConfiguration(1, tuple(map(SafekeeperId, (1, 2, 3)))),
+    )
+    world = World(first)
+    table = world.catalog.tables[first.table_id]
+    numbers = [SafekeeperId(n) for n in range(1, 6)]
+    keepers = [SafekeeperRecord(n, ServerUuid(f"k{n}"), f"k{n}", "n") for n in numbers]
+    wanted = replace(table, durability=wal(3, ["disk"]), generation=table.generation + 1)
+    world.put(CatalogBatch((wanted,), safekeepers=tuple(keepers)))
+    missed = tuple(ServerUuid(f"k{n}") for n in (1, 4))
+    said = TabletReport(first.tablet_id, 1, P.OPENING, unreached=missed)
+    replaced: list[Replace] = []
+    for _ in range(20):
+        for keeper in keepers:
+            at = server(keeper.name, kind=ServerKind.SAFEKEEPER)
+            at = replace(at, safekeeper_id=keeper.safekeeper_id)
+            world.liveness.heartbeat(Heartbeat(at, world.now + 2.0), world.now + 2.0)
+        actions = hear(world, said, step_s=2.0)
+        replaced += [action for action in actions if isinstance(action, Replace)]
+    ((timeline,),) = {action.timelines for action in replaced}
+    assert sorted(timeline.sk_set)[1:] == [3, 5]
+    assert replaced[0].failed_at[first.tablet_id] == ("s1", *missed)
 
 
 def found(batch: CatalogBatch | None) -> CatalogBatch:

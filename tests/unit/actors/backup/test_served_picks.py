@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData, InvalidArgument
+from stelae.actors.backup import served_picks
+from stelae.core.errors import CorruptData, InvalidArgument, TooLarge
 from stelae.core.messages.backups import READ_PICKED, ReadPicked
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES
 from stelae.storage.segments.picked import Picks
@@ -59,6 +60,19 @@ def test_bits_of_another_segment_and_what_has_no_rows_are_refused() -> None:
         for segment in (SEGMENT + 1, SEGMENT + 2):
             with pytest.raises(InvalidArgument):
                 await ids(owner, [True] * 250, segment)
+
+    run(scenario)
+
+
+def test_more_rows_than_fit_a_reply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the bytes of those that are wanted, and not of the whole image."""
+    monkeypatch.setattr(served_picks, "REPLY_BYTES_MAX", 2000)
+
+    async def scenario(owner: Owner) -> None:
+        await owner.seal(make_image(rows=250))
+        assert await ids(owner, [n < 10 for n in range(250)]) == list(range(10))
+        with pytest.raises(TooLarge):
+            await ids(owner, [True] * 250)
 
     run(scenario)
 

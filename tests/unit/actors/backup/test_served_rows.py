@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from stelae.actors.backup import served as served_rows
-from stelae.core.errors import CorruptData, InvalidArgument
+from stelae.core.errors import CorruptData, InvalidArgument, TooLarge
 from stelae.core.messages.backups import (
     READ_ROWS,
     READ_SINGLE_ROWS,
@@ -60,6 +61,57 @@ def test_what_has_no_such_rows_is_refused() -> None:
         for segment in (SEGMENT + 1, SEGMENT + 2):
             with pytest.raises(InvalidArgument):
                 await ids(owner, 100, 0, segment=segment)
+
+    run(scenario)
+
+
+def test_more_than_fits_a_reply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More pieces, or more bytes of them."""
+
+    async def scenario(owner: Owner) -> None:
+        await owner.seal(make_image(rows=250))
+        with pytest.raises(InvalidArgument, match="pieces up to 0"):
+            await ids(owner, 100, *[0] * (served_rows.PIECES_MAX + 1))
+        monkeypatch.setattr(served_rows, "REPLY_BYTES_MAX", 1000)
+        with pytest.raises(TooLarge):
+            await ids(owner, 100, 0, 1)
+
+    run(scenario)
+
+
+def test_an_image_is_opened_once_for_all_who_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the first one that does."""
+    opens, opened = served_rows.ServedRows._open_image, 0
+
+    async def counted(self: Any, *what: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return await opens(self, *what)
+
+    monkeypatch.setattr(served_rows.ServedRows, "_open_image", counted)
+
+    async def scenario(owner: Owner) -> None:
+        await owner.seal(make_image(rows=250))
+        found = await asyncio.gather(*(ids(owner, 100, n) for n in (0, 1, 2)))
+        assert [each for part in found for each in part] == list(range(250))
+        assert opened == 1
+
+    run(scenario)
+
+
+def test_an_image_without_its_end_is_told_of_as_damaged() -> None:
+    """Nothing of it can be served; the replica is offered no more."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=250)
+        await owner.seal(image)
+        disk = owner.world.nodes["b1"].disk
+        disk.corrupt("disk/frames", disk.durable("disk/frames").index(image) + len(image) - 5)
+        replica = owner.world.server("b1")._holdings.find(LOG, SEGMENT)
+        assert replica is not None
+        with pytest.raises(CorruptData):
+            await ids(owner, 100, 0)
+        assert replica.damaged
 
     run(scenario)
 

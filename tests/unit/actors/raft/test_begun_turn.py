@@ -27,6 +27,7 @@ from stelae.consensus.raft.messages import (
     RaftMail,
     RaftMessages,
 )
+from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records.replication import Entry, EntryKind
 from stelae.core.rpc import Call, Reply
@@ -60,15 +61,18 @@ class NoState:
 
 
 class Syncs:
-    """`os.fdatasync` without a disk under it: it says in which thread, and fails from now on."""
+    """`os.fdatasync` without a disk under it: it says in which thread, and fails when it is to."""
 
     def __init__(self) -> None:
         self.on_loop: list[bool] = []
         self.fails = False
+        self.recovers = False
+        """After one failure it seems to work again, as that of Linux does."""
 
     def __call__(self, descriptor: int) -> None:
         self.on_loop.append(threading.current_thread() is threading.main_thread())
         if self.fails:
+            self.fails = not self.recovers
             raise OSError(errno.EIO, "the platter is scratched")
 
 
@@ -163,9 +167,10 @@ def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Syncs:
     return syncs
 
 
+@pytest.mark.parametrize("recovers", [False, True], ids=["for good", "once"])
 @pytest.mark.parametrize("on_loop", [False, True], ids=["in a thread", "on the loop"])
 async def test_what_a_failing_sync_covered_is_never_vouched_for(
-    tmp_path: Path, syncs: Syncs, on_loop: bool
+    tmp_path: Path, syncs: Syncs, on_loop: bool, recovers: bool
 ) -> None:
     """Neither at once nor later, by no message; the replica ends with the disk's error, and answers
     nothing any more, not even a heartbeat."""
@@ -174,7 +179,7 @@ async def test_what_a_failing_sync_covered_is_never_vouched_for(
     await pair.append(QUICK if on_loop else 1)
     before, heard = pair.acknowledged, len(pair.heard)
     assert before == (QUICK if on_loop else 1)
-    syncs.fails, syncs.on_loop = True, []
+    syncs.fails, syncs.recovers, syncs.on_loop = True, recovers, []
     assert await pair.tell(pair.next_append()) == ()
     async with asyncio.timeout(10.0):
         error = await pair.tasks.wait_failed()
@@ -188,6 +193,54 @@ async def test_what_a_failing_sync_covered_is_never_vouched_for(
     assert pair.acknowledged == before
     assert len(pair.heard) == heard, pair.heard[heard:]
     await pair.stop()
+
+
+async def leads(replica: Replica) -> int:
+    """Return the term in which it leads."""
+    await until_async(lambda: replica.leader_ready, 10.0, lambda: "it leads", poll_s=0.001)
+    return replica.core.term
+
+
+async def alone(folder: Path, tasks: Tasks) -> tuple[RealRuntime, Replica]:
+    """The only member of its group, started."""
+    failures: list[BaseException] = []
+    peers = TcpPeers(Credentials("test", bytes(32)), on_failure=failures.append)
+    runtime = RealRuntime(peers, LocalDisk(folder, sync_in_thread=True))
+    await peers.listen(FOLLOWER, {})
+    members = {FOLLOWER: peers.address}
+    replica = Replica(runtime, tasks, GROUP, FOLLOWER, members, NoState(), ReplicaSettings())
+    await replica.start()
+    return runtime, replica
+
+
+async def test_the_term_of_a_leader_without_others_is_durable(tmp_path: Path) -> None:
+    """It stands, votes and leads in one turn. Without its term on disk it would lead in the same
+    term again after a restart, and two logs could have different entries of one index and term."""
+    runtime, replica = await alone(tmp_path / "data", Tasks())
+    term = await leads(replica)
+    await replica.stop()
+    await runtime.close()
+    disk = runtime.disk
+    assert isinstance(disk, LocalDisk)
+    disk.close()
+    runtime, replica = await alone(tmp_path / "data", Tasks())
+    assert replica.core.term >= term > 0
+    await replica.stop()
+    await runtime.close()
+
+
+async def test_a_leaders_own_copy_counts_once_it_is_durable(tmp_path: Path, syncs: Syncs) -> None:
+    """Where it is the only one, nothing is acknowledged that its disk has not taken."""
+    tasks = Tasks()
+    runtime, replica = await alone(tmp_path / "data", tasks)
+    await leads(replica)
+    await replica.propose(b"x", 10.0)
+    syncs.fails = True
+    with pytest.raises(StelaeError):
+        await replica.propose(b"y", 1.0)
+    assert isinstance(await tasks.wait_failed(), OSError)
+    await replica.stop()
+    await runtime.close()
 
 
 @pytest.mark.parametrize("quick", [1, QUICK], ids=["in a thread", "on the loop"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
+from unittest.mock import patch
 
 from stelae.actors.raft import host as raft_host
 from stelae.actors.raft.handlers import raft_handlers
@@ -190,5 +191,54 @@ def test_what_waits_for_a_silent_server_is_bounded() -> None:
         assert len(box.waiting) == raft_host.BOX_MAX
         await asyncio.sleep(0.1)
         assert box.calls <= raft_host.CALLS_MAX
+
+    play(story, groups)
+
+
+def test_calls_under_way_to_a_silent_server_are_few() -> None:
+    """However often there is more to say to it."""
+    groups = {TabletId("g"): Group()}
+
+    async def story(world: World, one: Server, two: Server) -> None:
+        world.partition(["s1"], ["s2"])
+        for term in range(1, 4 * raft_host.CALLS_MAX):
+            one.host.post(TARGET, world.address("s2"), message("g", term), groups[TabletId("g")])
+            await asyncio.sleep(0.001)
+        assert one.host._boxes[TARGET].calls == raft_host.CALLS_MAX
+
+    play(story, groups)
+
+
+def test_much_mail_goes_in_several_calls_of_a_bounded_size() -> None:
+    """All of it arrives, in the order in which it was given."""
+    groups = {TabletId("g"): Group()}
+    count = 2 * raft_host.MAIL_MAX + 1
+
+    async def story(world: World, one: Server, two: Server) -> None:
+        group = groups[TabletId("g")]
+        for term in range(1, count + 1):
+            one.host.post(TARGET, world.address("s2"), message("g", term), group)
+        await asyncio.sleep(1.0)
+        assert two.calls == [raft_host.MAIL_MAX, raft_host.MAIL_MAX, 1]
+        assert [each.term for each in group.mail] == list(range(1, count + 1))
+
+    play(story, groups)
+
+
+def test_who_leaves_while_all_are_ticked_is_ticked_no_more() -> None:
+    """The tick of one replica may end another one."""
+    groups = {TabletId(f"g{n}"): Group() for n in range(2)}
+
+    async def story(world: World, one: Server, two: Server) -> None:
+        first, second = groups.values()
+
+        def ends(tick: Tick) -> None:
+            one.host.leave(TabletId("g1"), second)
+
+        with patch.object(first, "tick", ends):
+            for group_id, group in groups.items():
+                one.host.join(group_id, group)
+            await asyncio.sleep(0.35)
+        assert second.ticks == []
 
     play(story, groups)

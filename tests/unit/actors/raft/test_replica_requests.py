@@ -86,6 +86,17 @@ async def test_a_command_that_nobody_waits_for_is_not_kept() -> None:
     queue.close()
 
 
+async def test_a_command_whose_time_is_over_is_not_appended() -> None:
+    """Its caller was told that it was never carried out, and may not have gone yet."""
+    queue = requests()
+    late, wanted = queue.queue_proposal(b"x", 5.0), queue.queue_proposal(b"y", 5.0)
+    queue._expire(late.number)
+    assert queue.take_proposals() == [(wanted,)]
+    with pytest.raises(DeadlineExpired):
+        await queue.decided(late)
+    queue.close()
+
+
 async def test_a_command_that_never_fits_is_refused_as_too_large() -> None:
     """`Overloaded` would have it repeated for ever."""
     with pytest.raises(TooLarge):

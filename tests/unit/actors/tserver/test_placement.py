@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,8 @@ from stelae.actors.tserver.segments.placement import (
     choose_backup,
     expected_s,
     misplaced,
+    next_move,
+    next_to_leave,
     usual_rate,
 )
 from stelae.core.ids import ServerUuid
@@ -288,3 +292,47 @@ def test_no_replica_is_beside_its_owner_or_another_one_where_machines_are_enough
         on = [nodes[uuid] for uuid in used]
         assert len({*on}) == min(3, len({*nodes.values()}))
         assert "m0" not in on or len(others) < 3
+
+
+class _Log:
+    """What placement asks of a log: backups a to f, each on a node of its own, in two groups."""
+
+    def __init__(self, leaving: str = "") -> None:
+        infos = [
+            SimpleNamespace(uuid=ServerUuid(name), process=SimpleNamespace(node=f"node of {name}"))
+            for name in "abcdef"
+        ]
+        self.runtime = SimpleNamespace(identity=SimpleNamespace(node="home"), rng=random.Random(1))
+        self.settings = SimpleNamespace(segment_bytes=1000)
+        self.traffic = SimpleNamespace(upkeep=SimpleNamespace(placed={}))
+        self.members = SimpleNamespace(
+            backups=lambda medium: infos,
+            load_of=lambda uuid, medium: None,
+            find=lambda uuid: next(each for each in infos if each.uuid == uuid),
+            retiring=frozenset(leaving),
+            leaving_backups=frozenset(leaving),
+            shunned=frozenset(),
+            copysets=(group("abc"), group("def")),
+        )
+
+
+def test_a_move_into_a_group_goes_to_no_target_that_failed_of_late() -> None:
+    """The best one is the same each time: the segment would be copied again and again. Where no
+    other is left the move waits."""
+    log: Any = _Log()
+    holders, media = list(group("abd")), ("disk",) * 3
+    assert next_move(log, media, holders, ()) == Misplaced(*group("dc"))
+    other = next_move(log, media, holders, group("ca"))
+    assert other is not None
+    assert other.target in group("ef")
+    assert next_move(log, media, holders, group("cef")) is None
+
+
+def test_a_move_off_a_leaving_backup_goes_to_no_target_that_failed_of_late() -> None:
+    """Nobody waits for it: the backup that leaves is there until all have moved."""
+    log: Any = _Log(leaving="a")
+    replicas = [SimpleNamespace(medium="disk", backup=uuid) for uuid in group("abc")]
+    for name in "def":
+        failed = [uuid for uuid in group("def") if uuid != name]
+        assert next_to_leave(log, replicas, failed) == Misplaced(*group("a" + name))
+    assert next_to_leave(log, replicas, group("def")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,11 +20,20 @@ from stelae.coordinator.ddl.succession import (
     draft_swap,
     succession_actions,
 )
+from stelae.coordinator.groups.group import absent_members, group_of
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.placement.assignment import Load
-from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.alter import AlterTable
-from stelae.core.messages.servers import CleaningReport, Heartbeat, TabletProgress, TabletReport
+from stelae.core.messages.reports import Picture
+from stelae.core.messages.servers import (
+    CleaningReport,
+    GroupReport,
+    Heartbeat,
+    ReplicaRole,
+    TabletProgress,
+    TabletReport,
+)
 from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
@@ -62,6 +72,8 @@ class World:
         self.said: dict[TabletId, SuccessionReport] = {}
         self.away: dict[TabletId, None] = {}
         self.safekeepers = True
+        self.avoided: list[dict[ServerUuid, float]] = []
+        """With which servers the last timelines that were asked for had failed."""
         self.pacing = Pacing()
         self.now = 0.0
         self.servers = 4
@@ -70,6 +82,10 @@ class World:
         """By server: of memory."""
         self.rows: dict[TabletId, tuple[int, int, int]] = {}
         """By tablet: bytes in memory, those that live, and those not loaded yet."""
+        self.unreached: tuple[ServerUuid, ...] = ()
+        """What owners of tablets in creation do not reach."""
+        self.replicas: dict[TabletId, list[Seen]] = {}
+        """By tablet with replicas: what servers say of theirs."""
         table = TableRecord(T, "t", SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING)
         tablets = tuple(
             TabletRecord(
@@ -147,13 +163,29 @@ class World:
         used = self.used.get(name, 0)
         return Load(server(name), 0, 0, used, self.limit_bytes, reports)
 
-    def timelines(self, wanted: Durability) -> tuple[TimelineConfiguration, ...] | None:
+    def timelines(
+        self, wanted: Durability, avoid: Sequence[Mapping[ServerUuid, float]]
+    ) -> tuple[TimelineConfiguration, ...] | None:
+        self.avoided = [dict(each) for each in avoid]
         if not isinstance(wanted, Wal):
             return ()
         return (TIMELINE,) if self.safekeepers else None
 
+    def replica(self, name: str, tablet: TabletRecord, role: ReplicaRole) -> Seen:
+        """A server that has a replica of a tablet, and says so."""
+        said = GroupReport(role, OpId(0, 0))
+        report = TabletReport(tablet.tablet_id, 1, TabletProgress.SERVING, group=said)
+        picture = Picture({tablet.tablet_id: report})
+        return Seen(Heartbeat(server(name), 0.0, (report,)), 0.0, 0.0, picture=picture)
+
+    def to_blame(self, tablet: TabletRecord) -> tuple[ServerUuid, ...]:
+        """As the leader does, by what servers report of the replicas of groups."""
+        if not tablet.is_group:
+            return (tablet.owner, *self.unreached)
+        return absent_members(group_of(tablet, self.replicas.get(tablet.tablet_id, ())))
+
     def actions(self) -> list[SuccessionAction]:
-        of = (self.catalog, self.report_of, self.loads, self.timelines)
+        of = (self.catalog, self.report_of, self.loads, self.timelines, self.to_blame)
         return list(succession_actions(*of, self.pacing, self.now))
 
     def wait(self, seconds: float) -> list[SuccessionAction]:

@@ -25,11 +25,13 @@ from stelae.coordinator.ddl.succession import (
     draft_begin,
     draft_give_up,
 )
+from stelae.coordinator.ddl.successor_rooms import holders_of
 from stelae.coordinator.ddl.tables import draft_replace
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.records import TabletState
 from stelae.core.records.succession import SuccessionStage
-from stelae.core.schema.durability import Durability, replicas, segments
+from stelae.core.schema.durability import Durability, replicas, segments, wal
 from tests.unit.coordinator.ddl.succession_world import CLOSED, OPEN, World, kinds, server
 
 T0, T1, T2 = TabletId("t0"), TabletId("t1"), TabletId("t2")
@@ -309,11 +311,48 @@ def test_every_server_that_refused_a_successor_comes_last_for_the_next() -> None
     assert sorted(tried) == ["s2", "s3", "s4"]
 
 
+@pytest.mark.parametrize("taking_part", [0, 1, 2, 3])
+def test_only_members_that_took_no_part_are_to_blame_for_a_group_without_a_leader(
+    taking_part: int,
+) -> None:
+    """The others come first for the next group; if all took part, they do not reach each other."""
+    world = full_world(replicas(3), s2=0, s3=0)
+    world.begin()
+    successor, source = world.successor(0), world.tablet(0).tablet_id
+    world.change(successor, state=TabletState.CREATING)
+    names = [str(uuid) for uuid in holders_of(successor)]
+    roles = [ReplicaRole.CANDIDATE] * taking_part + [ReplicaRole.FAILED]
+    world.replicas[successor.tablet_id] = [
+        world.replica(name, successor, role) for name, role in zip(names, roles, strict=False)
+    ]
+    while "GiveUpSuccessor" not in kinds(world.actions()):
+        world.wait(1)
+    give_up(world)
+    blamed = list(world.pacing.successions.targets.avoid(source))
+    assert blamed == (names[taking_part:] or names)
+
+
+def test_safekeepers_without_which_a_successor_is_stuck_are_chosen_last_for_the_next() -> None:
+    """Its owner says that it does not reach them."""
+    world = full_world(wal(3, ["disk"]), s3=0)
+    world.begin()
+    world.change(world.successor(0), state=TabletState.CREATING)
+    world.unreached = (ServerUuid("k1"), ServerUuid("k2"))
+    while "GiveUpSuccessor" not in kinds(world.actions()):
+        world.wait(1)
+    owner = give_up(world).successor.owner
+    world.unreached = ()
+    while T0 not in begun(world):
+        world.wait(1)
+    assert set(world.avoided[0]) == {owner, "k1", "k2"}
+
+
 def test_a_source_that_loads_is_no_fault_of_its_successors_server() -> None:
     """Another one would have waited as long."""
     world = full_world(s3=100)
     world.begin()
     source = world.successor(0).succeeds
+    world.change(world.successor(0), state=TabletState.CREATING)
     world.rows[T0] = (700, 200, 200)
     while "GiveUpSuccessor" not in kinds(world.actions()):
         world.wait(1)

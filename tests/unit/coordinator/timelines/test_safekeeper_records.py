@@ -103,6 +103,44 @@ def test_who_is_not_heard_counts_as_offline_and_who_lost_its_disk_as_gone() -> N
     assert here.fleet()[SafekeeperId(4)] is SafekeeperStatus.DECOMMISSIONED
 
 
+def test_safekeepers_that_change_their_disks_are_both_there() -> None:
+    """In whichever order they are heard: between the two heartbeats both records have one name, and
+    the disk that had it first is not lost. A copy on it would stay for ever, as nothing has to be
+    removed from a safekeeper that is gone for good."""
+    for first, second in ((1, 2), (2, 1)):
+        here = DrivenLeader()
+        here.beat(f"k{second}", uuid=ServerUuid(f"u-k{first}"))
+        assert set(here.fleet().values()) == {SafekeeperStatus.ACTIVE}
+        here.beat(f"k{first}", uuid=ServerUuid(f"u-k{second}"))
+        assert set(here.fleet().values()) == {SafekeeperStatus.ACTIVE}
+        # Either disk may be lost later: it is the one that had that name last.
+        here.beat("k1", uuid=ServerUuid("another disk"))
+        gone = [n for n, status in here.fleet().items() if status.value == "decommissioned"]
+        assert gone == list(ids(2))
+
+
+def test_a_disk_that_is_heard_under_another_name_is_not_lost() -> None:
+    """A new disk had been registered under its former name before it was heard."""
+    here = DrivenLeader()
+    here.beat("k1", uuid=ServerUuid("another disk"))
+    assert here.fleet()[SafekeeperId(1)] is SafekeeperStatus.DECOMMISSIONED
+    here.beat("k2", uuid=ServerUuid("u-k1"))
+    assert here.fleet()[SafekeeperId(1)] is SafekeeperStatus.ACTIVE
+
+
+def test_a_lost_disk_stays_lost_when_its_successor_is_lost_too() -> None:
+    """Also where that one had another name by then."""
+    here = DrivenLeader()
+    here.beat("k1", uuid=ServerUuid("second"))
+    here.beat("k9", uuid=ServerUuid("second"))
+    here.beat("k9", uuid=ServerUuid("third"))
+    here.now += 10.0
+    assert here.fleet()[SafekeeperId(1)] is SafekeeperStatus.OFFLINE, "no successor is heard"
+    here.beat("k9", uuid=ServerUuid("third"))
+    gone = [n for n, status in here.fleet().items() if status.value == "decommissioned"]
+    assert gone == list(ids(1, 5))
+
+
 def test_a_safekeeper_that_has_not_taken_its_id_up_gets_nothing() -> None:
     """It refuses everything until it has: it counts as not heard."""
     here = DrivenLeader(count=3)

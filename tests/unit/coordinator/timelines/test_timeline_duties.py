@@ -94,6 +94,32 @@ def test_new_timelines_are_spread_evenly() -> None:
     )
 
 
+def test_safekeepers_that_failed_a_tablet_are_chosen_last_for_it_alone() -> None:
+    """They would be chosen again and again, as those that never take a log have least to do; where
+    the others are too few, one of them is taken."""
+    here = DrivenLeader(count=7)
+    fleet = fleet_of(here.catalog, here.liveness, here.now)
+
+    def choose(*avoid: tuple[str, ...]) -> list[tuple[int, ...]]:
+        failed = [tuple(ServerUuid(f"u-{name}") for name in names) for names in avoid]
+        chosen = first_timelines(
+            here.catalog,
+            fleet,
+            wal(3, ["disk"]),
+            len(avoid),
+            what="",
+            now=here.now,
+            silence_s=SILENCE_S,
+            avoid=failed,
+        )
+        return [tuple(sorted(each.sk_set)) for each in chosen]
+
+    assert choose(()) == [(4, 5, 6)]
+    assert choose(("k4", "k5")) == [(1, 6, 7)]
+    assert choose(("k4", "k5"), ()) == [(1, 6, 7), (2, 4, 5)]
+    assert choose(("k1", "k2", "k3", "k4", "k5")) == [(4, 6, 7)]
+
+
 def test_an_owner_is_told_where_its_timeline_lies() -> None:
     """The members of whom anything was heard, each with its server and address."""
     here = DrivenLeader(count=2)
