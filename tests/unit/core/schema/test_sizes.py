@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stelae.core.errors import TooLarge
 from stelae.core.schema import sizes
-from stelae.core.schema.sizes import cuts_of, row_sizes, size_cuts, value_sizes
+from stelae.core.schema.schema import MAX_ROW_BYTES
+from stelae.core.schema.sizes import (
+    check_row_sizes,
+    cuts_of,
+    row_sizes,
+    size_cuts,
+    value_sizes,
+)
 
 
 def test_sizes_of_values_count_what_each_row_holds() -> None:
@@ -133,3 +141,24 @@ def test_values_of_fixed_width_have_nothing_next_to_their_data() -> None:
     """A row of numbers counts as its bytes in Arrow: calls are as large as they may be."""
     rows = pa.table({"id": pa.array(range(1000), pa.int64()), "x": pa.array([0.5] * 1000)})
     assert rows.nbytes == int(row_sizes(rows).sum())
+
+
+def test_the_size_of_a_row_is_that_of_all_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are added up only where the largest values of all columns are too much for one row."""
+    passes: list[pa.Array] = []
+
+    def note(column: pa.Array, beside: int = 0) -> Any:
+        passes.append(column)
+        return value_sizes(column, beside)
+
+    monkeypatch.setattr(sizes, "value_sizes", note)
+    half = "x" * (MAX_ROW_BYTES // 2)
+    check_row_sizes(pa.record_batch({"a": [half, "", None], "b": ["", "x", half]}))
+    check_row_sizes(pa.record_batch({"n": [1, 2, 3], "a": [half, half, None]}))
+    assert not passes
+    check_row_sizes(pa.record_batch({"a": [half, ""], "b": ["x", half + "x"]}))
+    assert passes
+    with pytest.raises(TooLarge, match="row 1 "):
+        check_row_sizes(pa.record_batch({"a": ["", half], "b": [half, half + "x"]}))
+    with pytest.raises(TooLarge, match="row 0 "):
+        check_row_sizes(pa.record_batch({"a": [["x", half, half]], "n": [1]}))
