@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.schema.sizes import size_cuts, value_sizes
+from stelae.core.errors import TooLarge
+from stelae.core.schema import sizes
+from stelae.core.schema.schema import MAX_ROW_BYTES
+from stelae.core.schema.sizes import (
+    check_row_sizes,
+    cuts_of,
+    row_sizes,
+    size_cuts,
+    value_sizes,
+)
 
 
 def test_sizes_of_values_count_what_each_row_holds() -> None:
@@ -36,9 +47,9 @@ def test_sizes_of_values_count_what_each_row_holds() -> None:
             [4, 0, 2],
         ),
     }
-    for name, (column, sizes) in rows.items():
-        assert value_sizes(column).tolist() == sizes, name
-        assert value_sizes(column.slice(1)).tolist() == sizes[1:], name
+    for name, (column, expected) in rows.items():
+        assert value_sizes(column).tolist() == expected, name
+        assert value_sizes(column.slice(1)).tolist() == expected[1:], name
 
 
 @given(st.lists(st.integers(0, 300), max_size=60), st.integers(1, 500), st.booleans())
@@ -90,3 +101,64 @@ def test_the_same_rows_are_cut_alike_however_they_lie_in_memory() -> None:
     chunked = pa.chunked_array([column.slice(0, 7), column.slice(7)])
     cuts = [size_cuts(pa.table({"a": each}), 100) for each in (column, sliced, chunked)]
     assert cuts[0] == cuts[1] == cuts[2]
+
+
+@given(
+    st.lists(st.text(max_size=20) | st.none(), max_size=40),
+    st.integers(1, 300),
+    st.integers(0, 5),
+    st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]),
+)
+def test_cuts_are_the_same_with_and_without_a_pass_over_the_rows(
+    texts: list[str | None], bytes_max: int, skipped: int, kind: pa.DataType
+) -> None:
+    """Cuts by bisection of offsets are those of the sizes of all rows, of slices too."""
+    numbers = pa.array(range(len(texts)), pa.int64())
+    rows = pa.table({"id": numbers, "a": pa.array(texts, pa.string()).cast(kind)}).slice(skipped)
+    for each in (rows, rows.to_batches()[0] if rows.num_rows else rows):
+        assert size_cuts(each, bytes_max) == cuts_of(row_sizes(each), bytes_max)
+
+
+def test_rows_of_plain_columns_are_cut_without_a_pass_over_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A load is cut before its first call is sent: no size of a single row is worked out."""
+    passes: list[pa.Array] = []
+
+    def note(column: pa.Array, beside: int = 0) -> Any:
+        passes.append(column)
+        return value_sizes(column, beside)
+
+    monkeypatch.setattr(sizes, "value_sizes", note)
+    plain = {"id": pa.array(range(100), pa.int64()), "a": pa.array(["xy"] * 100)}
+    assert size_cuts(pa.table(plain), 14 * 30) == [(0, 30), (30, 30), (60, 30), (90, 10)]
+    assert not passes
+    size_cuts(pa.table({"a": pa.array(["xy", None])}), 100)
+    assert passes, "nulls have no data, whatever their offsets say"
+
+
+def test_values_of_fixed_width_have_nothing_next_to_their_data() -> None:
+    """A row of numbers counts as its bytes in Arrow: calls are as large as they may be."""
+    rows = pa.table({"id": pa.array(range(1000), pa.int64()), "x": pa.array([0.5] * 1000)})
+    assert rows.nbytes == int(row_sizes(rows).sum())
+
+
+def test_the_size_of_a_row_is_that_of_all_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are added up only where the largest values of all columns are too much for one row."""
+    passes: list[pa.Array] = []
+
+    def note(column: pa.Array, beside: int = 0) -> Any:
+        passes.append(column)
+        return value_sizes(column, beside)
+
+    monkeypatch.setattr(sizes, "value_sizes", note)
+    half = "x" * (MAX_ROW_BYTES // 2)
+    check_row_sizes(pa.record_batch({"a": [half, "", None], "b": ["", "x", half]}))
+    check_row_sizes(pa.record_batch({"n": [1, 2, 3], "a": [half, half, None]}))
+    assert not passes
+    check_row_sizes(pa.record_batch({"a": [half, ""], "b": ["x", half + "x"]}))
+    assert passes
+    with pytest.raises(TooLarge, match="row 1 "):
+        check_row_sizes(pa.record_batch({"a": ["", half], "b": [half, half + "x"]}))
+    with pytest.raises(TooLarge, match="row 0 "):
+        check_row_sizes(pa.record_batch({"a": [["x", half, half]], "n": [1]}))
