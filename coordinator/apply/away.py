@@ -29,8 +29,8 @@ from typing import Any
 from stelae.core.records.records import ServerKind
 
 START_LIMIT_S = 90.0
-"""Seconds for which a server that was started elsewhere may not listen before it goes to another
-machine."""
+"""Seconds after which a server that was started elsewhere, and that the masters have not heard,
+goes to another machine. It has no data."""
 ORDER = (
     ServerKind.CAS_STORE.value,
     ServerKind.BACKUP.value,
@@ -80,7 +80,7 @@ class Look:
     there: Collection[str] = ()
     """Servers that have an actor, whether it runs or not."""
     starting_s: Mapping[str, float] = field(default_factory=dict)
-    """Servers whose actor has not listened on a live machine, for that many seconds."""
+    """Servers that are half replaced and have an actor on a live machine: for how many seconds."""
 
 
 def still_away(

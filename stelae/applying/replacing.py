@@ -49,8 +49,6 @@ from stelae.deploy.locks import is_locked
 
 logger = logging.getLogger(__name__)
 
-READY_S = 2.0
-"""Time for a server that has just been started to say that it listens."""
 ASIDE = "replaced"
 
 
@@ -137,10 +135,9 @@ class Replacing:
         }
         status = database.status()
         actors = cluster_actors(database.cluster)
-        half = [each["id"] for each in status["replaced"] if not each["successor"]]
+        half = half_replaced(status)
         started = [n for n in half if n in actors and placed.get(n) in live]
-        ready = listening({name: actors[name] for name in started})
-        self._starting = {n: self._starting.get(n, now) for n in started if n not in ready}
+        self._starting = {n: self._starting.get(n, now) for n in started}
         self._failed = {n: tried for n, tried in self._failed.items() if n in half}
         records = database._loop.run(database._database.tables())
         used = [d for r in records for d in (r.durability, r.becoming) if d is not None]
@@ -239,19 +236,9 @@ def needs_on(
     return needs
 
 
-def listening(actors: Mapping[str, Any]) -> list[str]:
-    """Those of some servers that say in time that they listen."""
-    asked = {name: actor.ready.remote(READY_S / 2) for name, actor in actors.items()}
-    if asked:
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=READY_S)
-    found = []
-    for name, each in asked.items():
-        try:
-            ray.get(each, timeout=0)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            continue  # it starts, or cannot: `START_LIMIT_S` bounds that
-        found.append(name)
-    return found
+def half_replaced(status: Mapping[str, Any]) -> list[str]:
+    """Servers that are fenced, and of whose successors none was heard. Pure."""
+    return [each["id"] for each in status.get("replaced", ()) if not each["successor"]]
 
 
 def empty_folders(plan: ServerPlan) -> None:

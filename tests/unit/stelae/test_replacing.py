@@ -15,7 +15,10 @@ import ray
 
 from stelae.actors.ray_host.host import ServerPlan
 from stelae.applying import replacing
+from stelae.applying import steps as apply_steps
 from stelae.applying.replacing import Replacing, empty_folders, needs_on, set_aside
+from stelae.applying.steps import Steps
+from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, Unavailable
@@ -70,7 +73,6 @@ class Cluster:
                 "empty_folders",
                 self._empty,
             ),
-            ("listening", lambda actors: []),
         ):
             monkeypatch.setattr(replacing, name, fake)
         monkeypatch.setattr(machines, "live_machines", lambda label: dict(self.live))
@@ -311,3 +313,26 @@ def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     told = nodes.Told({}, {"backup-1": "no answer"})
     with pytest.raises(Unavailable, match="cannot start on a: no answer"):
         empty_folders(plan)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_apply_starts_what_is_half_replaced_with_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Its machine is back, and has the folder of the server that was fenced. One that has an actor
+    is left to it."""
+    plan, database = MagicMock(), MagicMock()
+    fences = [{"id": "backup-1", "successor": ""}, {"id": "backup-2", "successor": "new"}]
+    live = [{"id": f"backup-{n}", "state": "live"} for n in (1, 2)]
+    database.status.return_value = {"replaced": fences, "servers": live}
+    plan.name = "backup-1"
+    steps = Steps(database, MagicMock(), [plan], lambda text: None, 1e9)
+    done: list[str] = []
+    monkeypatch.setattr(apply_steps, "cluster_actors", lambda _: {"backup-1": 1} if there else {})
+    monkeypatch.setattr(apply_steps, "empty_folders", lambda _: done.append("empty"))
+    monkeypatch.setattr(steps, "_start", lambda _: done.append("start"))
+    assert steps.take(Step(Act.ADD, "backup", "backup-1"))
+    assert done == (["start"] if there else ["empty", "start"])
+    steps._plans["backup-2"] = plan
+    assert steps.take(Step(Act.ADD, "backup", "backup-2"))
+    assert done.count("empty") == (not there)
