@@ -53,6 +53,8 @@ class Cluster:
         self.actors = {name: MagicMock(name=name) for name in MACHINES}
         self.problems: dict[str, str] = {}
         """What machines lack, by machine."""
+        self.silent: list[str] = []
+        """Machines that do not answer when they are asked."""
         self.fenced: dict[str, str] = {}
         self.now = 1000.0
         self.in_turn: Callable[[], None] = lambda: None
@@ -98,7 +100,8 @@ class Cluster:
     def _check(self, label: str, needs: Any) -> Checked:
         (machine,) = needs
         problem = self.problems.get(machine)
-        return Checked((problem,) if problem else ())
+        unchecked = (f"{machine} did not say",) if machine in self.silent else ()
+        return Checked((problem,) if problem else (), unchecked)
 
     def _kill(self, actor: Any) -> None:
         (name,) = [each for each, its in self.actors.items() if its is actor]
@@ -216,6 +219,12 @@ def test_a_machine_that_lacks_something_is_no_target(cluster: Cluster) -> None:
         cluster.step()
     assert cluster.done == ["sure"]
     assert "tserver-3" in cluster.actors
+
+
+def test_a_machine_that_does_not_answer_is_no_target(cluster: Cluster) -> None:
+    """An added server may wait for it; one that is moved gives something up before."""
+    cluster.silent = ["a"]
+    assert "start backup-3 on {'disk': 'b'}" in cluster.step(2 * AFTER_S)
 
 
 def test_a_move_goes_on_where_it_was_left(
