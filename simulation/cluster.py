@@ -13,6 +13,7 @@ from stelae.actors.cas_store.server import CasStore
 from stelae.actors.master.leader.migration_runner import RunnerSettings
 from stelae.actors.master.server import Master
 from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.server.replaced import Replaced
 from stelae.actors.tserver.server import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
@@ -113,7 +114,7 @@ class SimCluster:
 
     def _start_tserver(self, name: str) -> None:
         self.world.start(
-            name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
+            name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp, Replaced)
         )
 
     def add_tserver(self) -> str:
@@ -124,7 +125,9 @@ class SimCluster:
         return name
 
     def _start_backup(self, name: str) -> None:
-        self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+        self.world.start(
+            name, self._backup(name), kind="backup", fixed_port=False, exits=(Replaced,)
+        )
 
     def add_backup(self) -> str:
         """Start one more; its name."""
@@ -134,7 +137,9 @@ class SimCluster:
         return name
 
     def _start_safekeeper(self, name: str) -> None:
-        self.world.start(name, self._safekeeper(name), kind="safekeeper", fixed_port=False)
+        self.world.start(
+            name, self._safekeeper(name), kind="safekeeper", fixed_port=False, exits=(Replaced,)
+        )
 
     def add_safekeeper(self) -> str:
         """Start one more; its name."""

@@ -13,6 +13,7 @@ import ray
 
 from stelae.actors.ray_host.host import cluster_actors
 from stelae.applying.front import start_http
+from stelae.applying.replacing import start_applier
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
@@ -174,6 +175,7 @@ def _launch(
             database.state.save()
             keep_spec(state.data_dir, spec, is_done=True)
             publish(state.folder, spec.cluster)
+            start_applier(spec, state.data_dir)
         except BaseException:
             Database.close(database)
             raise

@@ -9,18 +9,25 @@ Design §12; decisions §44. Started by `stelae.applying.spec_operations.RaySpec
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import random
 import threading
 import uuid
 from dataclasses import asdict, dataclass
 
+import ray
+
+from stelae.applying.replacing import Replacing
 from stelae.applying.run import apply
 from stelae.applying.spec_operations import Document
 from stelae.cluster import connect
-from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
+from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, StelaeError
 from stelae.deploy.asked import Kept, kept_spec
 from stelae.deploy.cluster_files import home_of
 from stelae.serve.bodies.problems import PreconditionFailed
+
+logger = logging.getLogger(__name__)
 
 OPERATIONS_KEPT = 50
 LONGEST_S = 24 * 3600.0
@@ -54,14 +61,44 @@ def etag_of(kept: Kept) -> str:
 class SpecHost:
     """The actor. Its methods block, each in a thread of its own."""
 
-    def __init__(self, cluster: str, data_dir: str) -> None:
+    def __init__(self, cluster: str, data_dir: str, watch_period_s: float | None = None) -> None:
+        """``watch_period_s``: seconds between looks at machines that stay away; None: no looks."""
         self._cluster = cluster
         self._data_dir = data_dir
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
+        self._replacing = Replacing(data_dir)
+        self._is_stopped = threading.Event()
+        if watch_period_s is not None:
+            threading.Thread(target=self._watch, args=(watch_period_s,), daemon=True).start()
 
     def stop(self) -> None:
-        """The cluster is taken down."""
+        """The cluster is taken down: no server is started any more."""
+        self._is_stopped.set()
+
+    def away(self) -> Document:
+        """Machines that are away, since when, and what becomes of their servers; see `Verdict`."""
+        return {
+            "since": dict(self._replacing.away_since),
+            "servers": [asdict(each) for each in self._replacing.verdicts],
+        }
+
+    def _watch(self, period_s: float) -> None:
+        """Replace servers of machines that stay away, until the cluster is taken down."""
+        problem = ""
+        while not self._is_stopped.wait(period_s * random.uniform(0.75, 1.25)):
+            try:
+                self._replacing.step(self._cluster, lambda: connect(self._cluster))
+                problem = ""
+            except Exception as error:  # whatever it was: another look comes, with another state
+                if str(error) != problem:
+                    is_foreseen = isinstance(error, StelaeError | ray.exceptions.RayError)
+                    logger.warning(
+                        "servers of machines that are away are not replaced now: %s",
+                        *(error,),
+                        exc_info=not is_foreseen,
+                    )
+                problem = str(error)
 
     def kept(self) -> Document:
         """What was asked for last. Raises RetryLater: the cluster is not up yet."""

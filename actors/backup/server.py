@@ -29,6 +29,7 @@ from stelae.actors.backup.served_columns import ServedColumns
 from stelae.actors.backup.served_picks import ServedPicks
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
+from stelae.actors.server.replaced import require_not_replaced
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import Address, TabletId
@@ -302,7 +303,8 @@ class Backup:
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its
-        fences are per log."""
+        fences are per log. Being ``replaced`` ends it."""
+        require_not_replaced(reply, self.info.name)
         if not reply.is_leader:
             self._masters.hear_of(reply.masters)
         else:

@@ -18,6 +18,7 @@ import msgspec
 from stelae.actors.cas_store.backends import Backend, Row
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
+from stelae.actors.server.replaced import require_not_replaced
 from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     CorruptData,
@@ -131,6 +132,7 @@ class CasStore:
                 reporter.unanswered()
             else:
                 reply = answered.body
+                require_not_replaced(reply, self.info.name)
                 if not reply.is_leader:
                     self._masters.hear_of(reply.masters)
                 else:

@@ -6,8 +6,11 @@ barrier that began when the call was here. Source: seed Kudu multi-master; desig
 
 from __future__ import annotations
 
+from functools import partial
+
 from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.ddl.replacement import draft_successor
 from stelae.coordinator.ddl.tables import draft_raise_epoch
 from stelae.coordinator.liveness.backup_loads import who_retires
 from stelae.coordinator.liveness.liveness import Run
@@ -72,12 +75,15 @@ class ServerRequests:
     async def _register(self, server: ServerInfo) -> None:
         """See that the catalog has a safekeeper, before it is told its id, and a backup, before
         others are told of it. Raises StelaeError."""
-        if self._draft_register(server) is not None:
-            operations = self._master.lead().operations
-            await operations.change(lambda: self._draft_register(server))
+        for draft in (self._draft_register, self._draft_successor):
+            if draft(server) is not None:
+                operations = self._master.lead().operations
+                await operations.change(partial(draft, server))
 
     def _draft_register(self, server: ServerInfo) -> CatalogBatch | None:
         master = self._master
+        if master.catalog.mark(server.uuid).replaced:
+            return None
         match server.kind:
             case ServerKind.SAFEKEEPER:
                 return draft_register(master.catalog, server)
@@ -85,6 +91,9 @@ class ServerRequests:
                 return draft_known(master.catalog, server, master.runtime.clock.now())
             case _:
                 return None
+
+    def _draft_successor(self, server: ServerInfo) -> CatalogBatch | None:
+        return draft_successor(self._master.catalog, server)
 
     def _answer(self, beat: Heartbeat, processed: bool) -> HeartbeatReply:
         """The leader's answer, made from one moment's catalog, in one turn.
@@ -94,7 +103,10 @@ class ServerRequests:
         master, run = self._master, Run(beat.server.uuid, beat.server.incarnation)
         term, now = master.term, master.runtime.clock.monotonic()
         if master.liveness.is_given_up(run):
-            return HeartbeatReply(is_leader=True, term=term, sent=beat.sent, fenced=True)
+            replaced = master.catalog.mark(run.uuid).replaced
+            return HeartbeatReply(
+                is_leader=True, term=term, sent=beat.sent, fenced=True, replaced=replaced
+            )
         seen = master.liveness.find(run)
         processed = processed and seen is not None and seen.picture.number >= beat.number
         lease_s = 0.0

@@ -18,22 +18,25 @@ from stelae.coordinator.ddl.operator_orders import (
     progress_of,
     rebalancing_of,
 )
+from stelae.coordinator.ddl.replacement import draft_replace
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.messages.operators import (
     GET_REBALANCING,
     GET_SERVER,
     MARK_SERVER,
     MOVE_REPLICA,
+    REPLACE_SERVER,
     SET_REBALANCING,
     GetServer,
     MarkServer,
     MoveProgress,
     MoveReplica,
     RebalancingState,
+    ReplaceServer,
     ServerProgress,
     SetRebalancing,
 )
-from stelae.core.rpc import Call, Empty, Handlers, Reply
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 
 
 async def carry_out(
@@ -64,6 +67,7 @@ class OperatorRequests:
     def handlers(self) -> Handlers:
         return {
             MARK_SERVER: self._on_mark_server,
+            REPLACE_SERVER: self._on_replace_server,
             GET_SERVER: self._on_get_server,
             MOVE_REPLICA: self._on_move_replica,
             SET_REBALANCING: self._on_set_rebalancing,
@@ -83,6 +87,16 @@ class OperatorRequests:
             call.timeout_s,
         )
         return Reply(progress_of(catalog, liveness, order.server, self._now))
+
+    async def _on_replace_server(self, call: Call[ReplaceServer]) -> Reply[Empty]:
+        order, catalog, liveness = call.body, self._master.catalog, self._master.liveness
+        await carry_out(
+            self._master,
+            order.request,
+            lambda: draft_replace(catalog, liveness, order, self._now),
+            call.timeout_s,
+        )
+        return EMPTY
 
     async def _on_get_server(self, call: Call[GetServer]) -> Reply[ServerProgress]:
         master = self._master

@@ -102,6 +102,7 @@ class Master:
         self.events = EventLog(runtime.clock.monotonic)
         self._chronicle = Chronicle(self.catalog, self.events)
         self.liveness = Liveness(settings)
+        self.liveness.is_replaced = lambda uuid: self.catalog.mark(uuid).replaced
         self.coordinator: Coordinator | None = None
         """While this master leads; and so is ``timelines``."""
         self.timelines: TimelineKeeper | None = None

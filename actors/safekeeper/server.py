@@ -27,6 +27,7 @@ from stelae.actors.safekeeper.upkeep import Upkeep
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
 from stelae.actors.server.membership import Membership
+from stelae.actors.server.replaced import require_not_replaced
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import Address, TabletId
@@ -165,7 +166,8 @@ class Safekeeper:
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Do what the leader says. Being ``fenced`` means nothing to a safekeeper: its promises are
-        kept on its disk."""
+        kept on its disk. Being ``replaced`` ends it."""
+        require_not_replaced(reply, self.info.name)
         if not reply.is_leader:
             self._masters.hear_of(reply.masters)
             return

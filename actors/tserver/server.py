@@ -21,6 +21,7 @@ from stelae.actors.raft.replica import Replica
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
 from stelae.actors.server.membership import Membership
+from stelae.actors.server.replaced import require_not_replaced
 from stelae.actors.tserver import gauges
 from stelae.actors.tserver.cleaner import Cleaner
 from stelae.actors.tserver.client_writes import ClientWrites
@@ -301,6 +302,9 @@ class TabletServer:
         """Do what the leader's reply says; a follower's, or an outdated leader's, says nothing."""
         if not reply.is_leader and self._master_list.hear_of(reply.masters):
             self._masters.update(self._master_list.addresses)
+        if reply.replaced:
+            self._lease.revoke()
+        require_not_replaced(reply, self._name)
         if not reply.is_leader or not self._lease.grant(reply.term, reply.sent, reply.lease_s):
             return
         if reply.fenced:

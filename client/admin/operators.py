@@ -30,11 +30,13 @@ from stelae.core.messages.operators import (
     GET_SERVER,
     MARK_SERVER,
     MOVE_REPLICA,
+    REPLACE_SERVER,
     SET_REBALANCING,
     GetServer,
     MarkServer,
     MoveReplica,
     RebalancingState,
+    ReplaceServer,
     ServerProgress,
     SetRebalancing,
 )
@@ -299,6 +301,15 @@ class OperatorCalls:
             found = await self._masters.call(GET_SERVER, look, timeout_s=CALL_TIMEOUT_S)
             if not found.mark.retiring:
                 raise RetryLater(f"{found.mark.name} is not to be retired any more")
+
+    async def replace_server(self, uuid: ServerUuid, *, timeout: float = CALL_TIMEOUT_S) -> None:
+        """Fence a server that is away, by its UUID, so that another may have its name; permanent.
+
+        Raises InvalidArgument: it lives, is in maintenance, or nobody knows it; RetryLater.
+        """
+        with self._session.request() as request:
+            order = ReplaceServer(request, uuid)
+            await self._masters.call(REPLACE_SERVER, order, timeout_s=timeout)
 
     async def maintain_server(
         self, server: str, on: bool, *, timeout: float = CALL_TIMEOUT_S

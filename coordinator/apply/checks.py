@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from stelae.coordinator.apply.plan import Act, Present, Step, TableIs
 from stelae.coordinator.apply.room import Room, homeless, no_home, too_small
 from stelae.core.config.peer_tls import OFF, PeerTls
-from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec import ClusterSpec, PlacementSpec
 from stelae.core.config.units import format_size
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import Replicas, Segments, Wal, media_of
@@ -54,7 +54,7 @@ class Made:
     ray_address: str = ""
     """As it was asked for last; empty: not known."""
     ray_num_cpus: int | None = None
-    placement: object = None
+    placement: PlacementSpec | None = None
     serve_tls: object = None
     """As these were asked for last."""
 
@@ -117,7 +117,7 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
         ("tls", made.tls, spec.tls.peer_tls, _why_tls_stays(made.tls, spec.tls.peer_tls)),
     ]
     if made.ray_address:
-        fields.append(("placement", made.placement, spec.placement, first))
+        fields.append(("placement", _where(made.placement), _where(spec.placement), first))
         fields.append(("ray.address", made.ray_address, spec.ray.address, up))
         fields.append(("ray.num_cpus", made.ray_num_cpus, spec.ray.num_cpus, up))
         if spec.serve is not None:  # whose proxy serves is settled when Ray starts
@@ -131,6 +131,13 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
     for name, old, new, why in fields:
         if old != new:
             yield f"{name} is {_shown(old)} and cannot become {_shown(new)}: {why}"
+
+
+def _where(placement: PlacementSpec | None) -> str:
+    """Which machines it names; when their servers are replaced may change."""
+    if placement is None:
+        return ""
+    return "spread: node" if placement.label is None else f"label: {placement.label}"
 
 
 def _why_tls_stays(made: PeerTls, asked: PeerTls) -> str:

@@ -88,6 +88,8 @@ class ServerIs:
     """The masters have never heard it, and miss nothing: there is nothing to be drained."""
     is_member: bool = True
     """False: a master's process that waits to be added to the set."""
+    is_away: bool = False
+    """Ray does not have its machine: its process cannot start before that is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,8 @@ def _awaited(wanted: Wanted, present: Present) -> Iterable[Step]:
     """Whose process does not answer, last: nothing else has to wait for it."""
     going = {step.name for step in _drained(wanted, present)}
     for server in sorted(present.servers, key=lambda s: _numbered(s.name)):
-        is_there = server.has_process and server.is_member
+        # Where its machine is away, to wait for its process would be to wait in vain.
+        is_there = server.has_process and server.is_member and not server.is_away
         if is_there and not server.answers and server.name not in going:
             yield Step(Act.ADD, server.kind.value, server.name, "its process does not answer")
 

@@ -64,14 +64,18 @@ def find_server(
     found: dict[ServerUuid, tuple[bool, str]] = {
         mark.uuid: (False, mark.name)
         for mark in catalog.marks.values()
-        if name in (mark.name, mark.uuid) and (mark.kind is None or mark.kind in kinds)
+        if name in _names_of(mark, mark.name) and (mark.kind is None or mark.kind in kinds)
     }
     if ServerKind.BACKUP in kinds:
         registered = catalog.backups.known.values()
-        found.update((b.uuid, (False, b.name)) for b in registered if name in (b.name, b.uuid))
+        found.update(
+            (b.uuid, (False, b.name))
+            for b in registered
+            if name in _names_of(catalog.mark(b.uuid), b.name)
+        )
     for seen in liveness.newest_runs():
         server = seen.server
-        if server.kind in kinds and name in (server.name, server.uuid):
+        if server.kind in kinds and name in _names_of(catalog.mark(server.uuid), server.name):
             found[server.uuid] = (liveness.is_live(run_of(seen), now), server.name)
     live = [uuid for uuid, (is_live, _) in found.items() if is_live]
     meant = live if live else list(found)
@@ -83,6 +87,11 @@ def find_server(
         raise InvalidArgument(f"{name!r} is {known} {', '.join(meant)}".rstrip())
     mark = catalog.mark(meant[0])
     return msgspec.structs.replace(mark, name=found[meant[0]][1])
+
+
+def _names_of(mark: ServerMark, name: str) -> tuple[str, ...]:
+    """By which a server may be meant: one that was replaced only by its UUID."""
+    return (mark.uuid,) if mark.replaced else (mark.uuid, name)
 
 
 def draft_mark(

@@ -180,6 +180,8 @@ class Liveness:
         """Kept by `stelae.coordinator.liveness.shunned_backups`."""
         self.on_look: Callable[[float], None] = lambda now: None
         """Called at each look of a leader's coordinator, for those who tell people what changes."""
+        self.is_replaced: Callable[[ServerUuid], bool] = lambda uuid: False
+        """Whether the catalog has fenced a server, as another one has its name (`ServerMark`)."""
         self._is_leader = False
         self.lead_since = -NEVER
         """When this master last became leader."""
@@ -310,7 +312,7 @@ class Liveness:
 
     def is_live(self, run: Run, now: float) -> bool:
         """Whether this run counts as alive."""
-        if run in self._given_up:
+        if run in self._given_up or self.is_replaced(run.uuid):
             return False
         seen = self._seen.get(run)
         if seen is None:
@@ -335,6 +337,8 @@ class Liveness:
     def is_given_up(self, run: Run) -> bool:
         """Whether this run is to be told that it must start again."""
         seen = self._seen.get(run)
+        if self.is_replaced(run.uuid):
+            return True
         return run in self._given_up or (seen is not None and seen.gone)
 
     def free_at(self, run: Run) -> float:

@@ -92,7 +92,11 @@ def offers(catalog: Catalog, liveness: Liveness, now: float) -> list[tuple[str, 
 def never_heard(catalog: Catalog, liveness: Liveness) -> list[BackupRecord]:
     """Known backups of which this master has not heard anything, by name."""
     known = catalog.backups.known.values()
-    return _by_name(record for record in known if liveness.newest(record.uuid) is None)
+    return _by_name(
+        record
+        for record in known
+        if liveness.newest(record.uuid) is None and not catalog.mark(record.uuid).replaced
+    )
 
 
 def not_heard_backups(catalog: Catalog, liveness: Liveness, now: float) -> list[BackupRecord]:

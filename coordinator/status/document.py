@@ -80,7 +80,16 @@ def status_document(inputs: StatusInputs) -> bytes:
         "heard_all": _has_heard_all(inputs),
         "is_encrypted": inputs.is_encrypted,
         "servers": [_master(view) for view in inputs.masters]
-        + [_server(inputs, seen) for seen in inputs.liveness.all()],
+        + [
+            _server(inputs, seen)
+            for seen in inputs.liveness.all()
+            if not inputs.catalog.mark(seen.server.uuid).replaced
+        ],
+        "replaced": [
+            {"id": mark.name, "uuid": mark.uuid, "successor": mark.successor}
+            for mark in inputs.catalog.marks.values()
+            if mark.replaced
+        ],
         "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],
         "tablets": tablets,
         "indexes": [

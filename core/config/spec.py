@@ -168,6 +168,9 @@ class PlacementSpec(Section):
     """``node``: each of Ray's nodes is a machine, known by its address, which has to stay."""
     label: Text | None = None
     """Label of Ray's nodes each value of which is a machine (``ray start --labels disk=a``)."""
+    replace_after_s: Duration | None = Field(default=None, alias="replace_after", ge=1)
+    """Time after which servers of a machine that stays away, but for masters, are started on other
+    machines, empty and with new UUIDs. None: never."""
 
     @model_validator(mode="after")
     def _one_way(self) -> PlacementSpec:

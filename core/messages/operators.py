@@ -8,7 +8,7 @@ what was ordered after it.
 
 from __future__ import annotations
 
-from stelae.core.ids import RequestId, TabletId
+from stelae.core.ids import RequestId, ServerUuid, TabletId
 from stelae.core.records.records import ServerMark, TabletRecord
 from stelae.core.rpc import ANY_MASTER, Body, Empty, Method
 
@@ -25,6 +25,18 @@ class MarkServer(Body, frozen=True):
     """Its name, or its UUID."""
     retiring: bool | None = None
     maintenance: bool | None = None
+
+
+class ReplaceServer(Body, frozen=True):
+    """Fence a server that is away, by its UUID, so that another may have its name.
+
+    Permanent: masters refuse every run of this UUID from then on. Any kind but a master.
+    Raises InvalidArgument: it lives, or is in maintenance, or nobody knows it; RetryLater: the
+    leader may not have heard it yet.
+    """
+
+    request: RequestId
+    uuid: ServerUuid
 
 
 class GetServer(Body, frozen=True):
@@ -94,6 +106,7 @@ class RebalancingState(Body, frozen=True):
 
 
 MARK_SERVER = Method("master.mark_server", MarkServer, ServerProgress, ANY_MASTER)
+REPLACE_SERVER = Method("master.replace_server", ReplaceServer, Empty, ANY_MASTER)
 GET_SERVER = Method("master.get_server", GetServer, ServerProgress, ANY_MASTER)
 MOVE_REPLICA = Method("master.move_replica", MoveReplica, MoveProgress, ANY_MASTER)
 SET_REBALANCING = Method("master.set_rebalancing", SetRebalancing, RebalancingState, ANY_MASTER)

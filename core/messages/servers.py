@@ -261,6 +261,9 @@ class HeartbeatReply(Body, frozen=True):
     """To a backup: generation of its mark (`ServerMark`); 0: it never had one."""
     may_close: bool = False
     """That mark says that it is to be retired, and that nobody needs it any more."""
+    replaced: bool = False
+    """Another server has the sender's name on another machine (`ServerMark`). Permanent: the
+    sender's process must end, of whatever kind it is."""
 
 
 class RaiseEpoch(Body, frozen=True):

@@ -155,6 +155,11 @@ class ServerMark(msgspec.Struct, frozen=True):
     needed: bool = False
     """Of a backup that is to be retired: without it the others are too few for some table just
     now, so it takes what comes, though it may hold nothing. The masters see to it themselves."""
+    replaced: bool = False
+    """Another server has its name, on another machine. Permanent: masters refuse every run of this
+    UUID, and its process ends."""
+    successor: ServerUuid = ServerUuid("")
+    """UUID of the server that has its name now; empty: that was not heard yet."""
 
 
 class Copysets(msgspec.Struct, frozen=True):

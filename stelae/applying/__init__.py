@@ -10,6 +10,8 @@ the next server is touched only once all tablets serve and lack no replica.
 4. `steps` starts, restarts, drains or ends one server; `front` does so for HTTP front and Spark.
 5. `run` looks again, until nothing is left to do.
 
+`replacing` starts servers of a machine that stays away on others, by the same actor.
+
 `spec_operations` hands what is put over HTTP to the actor in `stelae.spec_host`.
 
 Read first: `run`. Also searched for as: rolling upgrade, declarative, reconcile, kubectl apply.

@@ -80,8 +80,12 @@ def ask_machines(
 
     Raises InvalidArgument, NotEnoughServers: no machines can be chosen.
     """
-    if spec.placement is None or not state.machines or made.placement not in (None, spec.placement):
+    if spec.placement is None or not state.machines:
         return Checked()  # it is refused as such
+    if made.placement is not None and (
+        made.placement.machine_label != spec.placement.machine_label
+    ):
+        return Checked()  # the same
     needs: dict[str, node_checks.Needs] = {}
     new_media = {name for name in spec.media if name not in made.media}
     held, starting = memory_held(spec, steps, made, silent)

@@ -23,6 +23,7 @@ from stelae.actors.ray_host.host import ServerPlan, cluster_actors
 from stelae.applying import steps as apply_steps
 from stelae.applying.front import others_present, others_wanted
 from stelae.applying.places import ask_machines, what_is_taken
+from stelae.applying.replacing import start_applier
 from stelae.coordinator.apply.checks import Asked, Made, refusals
 from stelae.coordinator.apply.plan import (
     Difference,
@@ -191,7 +192,12 @@ class _Apply:
         self._looked = self._plans()
         others = others_present(database.cluster, self._state())
         status = self._status = database.status()  # after what may take long: marks are in it
-        present = Present(servers_that_are(self._looked, members, status), others)
+        present = Present(
+            servers_that_are(
+                self._looked, members, status, machines.away(self._spec, self._state())
+            ),
+            others,
+        )
         before = asked.spec_of(self._kept, self._spec)
         self._spec = machines.as_founded(self._spec, before)
         made = made_with(self._looked, self.data_dir, None if self._kept is None else before)
@@ -238,6 +244,7 @@ class _Apply:
                     self._steps(len(done), len(done)).settle()
                 text = "the cluster is as it was asked for"
                 self._progress(len(done), len(done), text)
+                start_applier(self._spec, str(Path(self._spec.data_dir).absolute()))
                 asked.note_done(self.home, kept)  # last: who is told may want it to end
                 self._publish()
                 return Applied(first.differences, tuple(done), is_done=True)
@@ -351,11 +358,15 @@ def made_with(
 
 
 def servers_that_are(
-    plans: Mapping[str, ServerPlan | None], members: Collection[str], status: Mapping[str, Any]
+    plans: Mapping[str, ServerPlan | None],
+    members: Collection[str],
+    status: Mapping[str, Any],
+    away: Collection[str] = (),
 ) -> list[ServerIs]:
     """All that have a process, and masters of the set that have none. Pure.
 
     ``plans``: by the processes' names; None: it does not answer. ``members``: of the masters' set.
+    ``away``: servers whose machine Ray does not have.
     """
     newest: dict[str, Mapping[str, Any]] = {}
     for each in status["servers"]:
@@ -367,6 +378,7 @@ def servers_that_are(
         kind, seen = ServerKind(name.rpartition("-")[0]), newest.get(name)
         is_member = kind is not ServerKind.MASTER or name in members
         each = _server_is(kind, name, plan, seen, is_member=is_member)
+        each = replace(each, is_away=name in away)
         if is_well and seen is None:
             each = replace(each, is_lost=True)
         elif is_well and seen is not None and not each.live:

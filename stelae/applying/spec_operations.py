@@ -10,12 +10,13 @@ import asyncio
 import importlib
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from stelae.actors.ray_host.host import NAMESPACE
+from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
 from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.errors import (
     DeadlineExpired,
@@ -23,10 +24,12 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
+from stelae.deploy.launcher import APPLIER
 from stelae.deploy.machines import NODE_ID
 
-ACTOR = "apply"
 CALLS_AT_ONCE = 16
+WATCH_PERIOD_S = 5.0
+"""Between looks at machines that are away."""
 HOST = ("stelae.spec_host", "SpecHost")
 """The actor's class, by name: it opens a `stelae.Database`, which knows of applying itself."""
 AGAIN = "put it again: while it runs, that is refused and names the operation"
@@ -88,11 +91,15 @@ class RaySpecs:
         except ray.exceptions.RayActorError as error:
             raise ApplierEnded(f"who applies specs has just ended: {error}") from None
 
+    def start(self) -> None:
+        """Start the actor, if there is none."""
+        self._actor()
+
     def _actor(self) -> Any:
         module, name = HOST
         host = getattr(importlib.import_module(module), name)
         made = ray.remote(host).options(
-            name=f"{self.cluster}/{ACTOR}",
+            name=f"{self.cluster}/{APPLIER}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -101,4 +108,33 @@ class RaySpecs:
             max_concurrency=CALLS_AT_ONCE,
             **node_options({NODE_ID: self.node_id} if self.node_id else {}),
         )
-        return made.remote(self.cluster, str(Path(self.data_dir)))
+        return made.remote(self.cluster, str(Path(self.data_dir)), WATCH_PERIOD_S)
+
+
+def away_lines(told: Document) -> list[str]:
+    """What the actor says of machines that are away (`SpecHost.away`), for people. Pure."""
+    found = []
+    for machine, since_s in told["since"].items():
+        since = datetime.fromtimestamp(since_s, UTC).isoformat(" ", "seconds")
+        found.append(f"machine {machine} is away since {since}")
+    for each in told["servers"]:
+        what = "waits" if each["next"] == "wait" else "is started elsewhere now"
+        found.append(f"{each['name']} {what}: {each['why']}")
+    return found
+
+
+def ask_away(cluster: str, timeout_s: float) -> Document:
+    """What the actor says; nothing where there is none. Needs a connection to Ray.
+
+    Raises DeadlineExpired, ApplierEnded.
+    """
+    actor = cluster_actors(cluster).get(APPLIER)
+    if actor is None:
+        return {"since": {}, "servers": []}
+    try:
+        found: Document = ray.get(actor.away.remote(), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise DeadlineExpired("away", "the cluster's actor that replaces servers") from None
+    except ray.exceptions.RayActorError as error:
+        raise ApplierEnded(f"who replaces servers has just ended: {error}") from None
+    return found

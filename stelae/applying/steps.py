@@ -17,6 +17,7 @@ import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.applying.front import change_front, change_spark, spark_text, traces_text
+from stelae.applying.replacing import empty_folders, half_replaced
 from stelae.coordinator.apply.plan import SPARK, Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.units import format_size
@@ -217,7 +218,13 @@ class Steps:
         if step.kind == ServerKind.MASTER.value:
             self._add_master(step)
             return
-        self._start(self._plans[step.name])
+        plan = self._plans[step.name]
+        if step.name in half_replaced(self._database.status()) and (
+            step.name not in cluster_actors(plan.cluster)
+        ):
+            # What is in its folder on that machine is of the server that was fenced.
+            empty_folders(plan)
+        self._start(plan)
         self._wait(lambda status: "" if _live(status, step.name) else "it does not live yet", step)
 
     def _add_master(self, step: Step) -> None:

@@ -8,6 +8,7 @@ cluster in a Ray of its own has ``launch.lock`` for as long.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import secrets
 from collections.abc import Callable
@@ -59,6 +60,8 @@ from stelae.runtime.tcp.handshake import SECRET_BYTES
 from stelae.runtime.tcp.tls import tls_problem
 
 PSYCOPG = "pip install 'stelae[postgres]'"
+APPLIER = "apply"
+"""Name of the actor that applies specs, and that replaces servers of machines that stay away."""
 START_TIMEOUT_S = 90.0
 FIND_TIMEOUT_S = 5.0
 POLL_S = 0.02
@@ -309,6 +312,10 @@ def take_down(
     """
     state = newest(state)  # the front may have come, or moved, meanwhile
     if actors:  # those that there are now: servers were changed, Spark was started on demand
+        # First who starts servers by itself: it would start what is ended.
+        applier = cluster_actors(state.cluster).get(APPLIER)
+        if applier is not None:
+            kill_servers({APPLIER: applier}, grace_s=grace_s)
         actors = cluster_actors(state.cluster) or actors
     try:
         if state.http and not (owns_ray and ray_session.is_last()):
@@ -351,7 +358,10 @@ def find_cluster(name: str) -> tuple[ServerPlan, list[Address]]:
         raise Unavailable(f"cluster {name!r}", "it does not run in this Ray")
     asked = [master.describe.remote() for master in masters]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=FIND_TIMEOUT_S)
-    if not ready:
+    plans: list[ServerPlan] = []
+    for each in ready:
+        with contextlib.suppress(ray.exceptions.RayActorError):  # its machine is away: others are
+            plans.append(ray.get(each))
+    if not plans:
         raise Unavailable(f"cluster {name!r}", f"no master answers within {FIND_TIMEOUT_S:g} s")
-    plans: list[ServerPlan] = ray.get(ready)
     return plans[0], [plan.masters[plan.name] for plan in plans]

@@ -84,6 +84,15 @@ def live_machines(label: str) -> dict[str, str]:
     return found
 
 
+def away(spec: ClusterSpec, state: ClusterState) -> list[str]:
+    """Servers whose machine Ray does not have now. Needs a connection to Ray."""
+    if spec.placement is None:
+        return []
+    label = spec.placement.machine_label
+    live = {machine_of(node, label) for node in ray.nodes() if node["Alive"]}
+    return [name for name, machine in state.machines.items() if machine not in live]
+
+
 def machine_of(node: Mapping[str, Any], label: str) -> str | None:
     """The machine that one of `ray.nodes()` is; None: the node lacks the label. Pure."""
     if label == NODE_ADDRESS:

@@ -32,7 +32,7 @@ ROOMS = sorted(set(FOLDER_BY_PACKAGE.values()) - {FACADE})
 SOURCES = sorted(path for room in [*ROOMS, FACADE] for path in (ROOT / room).rglob("*.py"))
 KNOW_SPARK = ("recovery", FACADE, f"{FACADE}/connectors")
 READ_FIRST = re.compile(r"^Read first: `([a-z_]+)`\. Also searched for as: ", re.MULTILINE)
-MOVE_TOGETHER = ("ray", "raydp", "pyspark")
+MOVE_TOGETHER = ("raydp", "pyspark")
 
 MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
@@ -263,7 +263,7 @@ def test_every_room_is_mapped_into_the_package() -> None:
 
 
 def test_requirements_are_bounded_and_agree_with_the_lock() -> None:
-    """Ray, RayDP and PySpark are pinned together; the rest is bounded; the lock satisfies all.
+    """RayDP and PySpark are pinned together; the rest is bounded; the lock satisfies all.
     So does the lock of Feast's environment, which has some of it otherwise."""
     locked = locked_in("constraints.txt")
     project = PROJECT["project"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    away_mutants,
     backup_mutants,
     coordinator_mutants,
     raft_mutants,
@@ -21,4 +22,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *coordinator_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
     *tls_mutants.MUTANTS,
+    *away_mutants.MUTANTS,
 )

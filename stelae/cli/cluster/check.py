@@ -5,6 +5,7 @@ The judging is in `stelae.client`; this is how it is shown.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +16,10 @@ from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_
 if TYPE_CHECKING:
     from stelae.client.check.check import CheckReport
     from stelae.client.check.tablets import Judged
+    from stelae.database.api import Database
 
 UNHEALTHY = 1
+AWAY_TIMEOUT_S = 5.0
 SHOWN_MAX = 10
 """Tablets whose replicas are shown one by one; --json has all."""
 
@@ -58,12 +61,37 @@ def check(
         report = database.check(
             table or (), checksums=checksums, wait=wait, timeout=STATUS_TIMEOUT_S
         )
+        away = _lines_of_away(database, report)
     if as_json:
         print_json(report.document())
     else:
         show_report(report)
+        for line in away:
+            make_console().print(line, style="yellow", markup=False, soft_wrap=True)
     if not report.is_well:
         raise typer.Exit(UNHEALTHY)
+
+
+def _lines_of_away(database: Database, report: CheckReport) -> list[str]:
+    """Machines that are away and what becomes of their servers, where some server is dead."""
+    import ray
+
+    from stelae.applying.replacing import known_at
+    from stelae.applying.spec_operations import ask_away, away_lines
+    from stelae.core.errors import StelaeError
+    from stelae.deploy.ray_session import join_ray
+
+    status = report.facts.status
+    if status is None or all(server.is_live for server in status.servers):
+        return []
+    try:
+        if not ray.is_initialized():
+            if not database.home or known_at(Path(database.home)) is None:
+                return []
+            join_ray(database.ray_address)
+        return away_lines(ask_away(database.cluster, AWAY_TIMEOUT_S))
+    except StelaeError as error:
+        return [f"it is not known which machines are away: {error}"]
 
 
 def show_report(report: CheckReport) -> None:

@@ -29,6 +29,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(environment, "_set_here", {})
     monkeypatch.setattr(environment, "_socket_folders", {})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.60.0")
     yield tmp_path
     os.environ.clear()
     os.environ.update(before)
@@ -52,10 +53,11 @@ def test_the_sockets_folder_is_this_users_alone_before_ray_starts(temporary: Pat
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize(("version", "mode"), [("2.58.1", "0"), ("2.59.0", "1"), ("2.60.0", "1")])
+@pytest.mark.parametrize(("version", "mode"), [("2.59.0", "0"), ("2.60.0", "1"), ("2.60.1", "1")])
 def test_haproxy_is_used_with_the_versions_of_ray_whose_mode_is_tested(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: str
 ) -> None:
+    """With an older one Serve has its own proxy."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
     environment.set_environment("data", tls=False)
     assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,7 +13,10 @@ import pytest
 import ray
 
 from stelae import spec_host
-from stelae.applying.spec_operations import RaySpecs
+from stelae.applying import replacing, spec_operations
+from stelae.applying.replacing import Replacing
+from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
+from stelae.cli.cluster import check
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -20,7 +24,7 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.deploy import machines
+from stelae.deploy import machines, ray_session
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
 from stelae.spec_host import SpecHost
 
@@ -155,3 +159,80 @@ def test_the_actor_runs_on_the_node_that_has_the_data_dir(
     RaySpecs("demo", "/data", machines.this_node())._actor()
     selector = remote.return_value.options.call_args.kwargs.get("label_selector")
     assert selector == (None if nodes == 1 else {"ray.io/node-id": "here"})
+
+
+def test_what_is_away_is_told_in_words() -> None:
+    """Since when, what becomes of each server, and why."""
+    servers = [
+        {"name": "backup-3", "next": "wait", "why": "its machine c may come back for 20 s more"},
+        {"name": "tserver-3", "next": "move", "why": "machine c stays away"},
+    ]
+    assert away_lines({"since": {"c": 0.0}, "servers": servers}) == [
+        "machine c is away since 1970-01-01 00:00:00+00:00",
+        "backup-3 waits: its machine c may come back for 20 s more",
+        "tserver-3 is started elsewhere now: machine c stays away",
+    ]
+
+
+def test_nobody_is_asked_where_servers_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no such actor. One that does not answer, or ends, is an error that says so."""
+    actors: dict[str, Any] = {}
+    monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: actors)
+    assert away_lines(ask_away("demo", 0.1)) == []
+    actors["apply"] = MagicMock()
+    for error, raised in (
+        (ray.exceptions.GetTimeoutError(), DeadlineExpired),
+        (ray.exceptions.RayActorError(), RetryLater),
+    ):
+        monkeypatch.setattr(ray, "get", MagicMock(side_effect=error))
+        with pytest.raises(raised):
+            ask_away("demo", 0.1)
+
+
+def test_a_watch_goes_on_after_an_error_until_the_cluster_goes_down(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same trouble is logged once."""
+    looks, twice = [], threading.Event()
+
+    def step(self: Any, cluster: str, connect: Any) -> None:
+        looks.append(cluster)
+        if len(looks) > 2:
+            twice.set()
+        raise RetryLater("no master answers")
+
+    monkeypatch.setattr(Replacing, "step", step)
+    host = SpecHost("demo", "data", 0.001)
+    assert twice.wait(30.0)
+    host.stop()
+    assert set(looks) == {"demo"}
+    assert [r.getMessage() for r in caplog.records if r.name == spec_host.__name__] == [
+        "servers of machines that are away are not replaced now: no master answers"
+    ]
+    assert host.away() == {"since": {}, "servers": []}
+
+
+def test_a_check_asks_who_is_away_only_where_a_server_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And, before it joins a Ray, only where servers are replaced. Trouble is told, not raised."""
+    database, report = MagicMock(home="", cluster="demo"), MagicMock()
+    joined: list[str] = []
+    report.facts.status.servers = [MagicMock(is_live=True)]
+    told = {"since": {}, "servers": [{"name": "b", "next": "wait", "why": "it starts on a"}]}
+    monkeypatch.setattr(spec_operations, "ask_away", lambda cluster, timeout_s: told)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_session, "join_ray", joined.append)
+    assert check._lines_of_away(database, report) == []
+    report.facts.status.servers = [MagicMock(is_live=False)]
+    assert check._lines_of_away(database, report) == [], "a cluster that is known by its masters"
+    database.home = str(tmp_path)
+    assert check._lines_of_away(database, report) == []
+    assert not joined
+    monkeypatch.setattr(replacing, "known_at", lambda home: MagicMock())
+    assert check._lines_of_away(database, report) == ["b waits: it starts on a"]
+    assert joined == [database.ray_address]
+    late = MagicMock(side_effect=DeadlineExpired("away", "the actor"))
+    monkeypatch.setattr(spec_operations, "ask_away", late)
+    (line,) = check._lines_of_away(database, report)
+    assert line.startswith("it is not known which machines are away: ")

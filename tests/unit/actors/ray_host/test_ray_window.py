@@ -15,21 +15,25 @@ WINDOW = SpecifierSet(">=2.50,<2.61")
 
 @pytest.mark.parametrize("version", ["2.50.0", "2.60.1", "2.60.0rc1"])
 def test_a_version_within_the_window_is_not_warned_about(version: str) -> None:
+    """Nor is a release candidate of the next one."""
     assert ray_window.warning_about(version, WINDOW) == ""
 
 
 @pytest.mark.parametrize("version", ["2.49.2", "2.61.0", "3.0.0.dev0"])
 def test_a_version_outside_is_warned_about_with_the_way_out(version: str) -> None:
+    """Both older and newer ones."""
     text = ray_window.warning_about(version, WINDOW)
     assert version in text
     assert "pip install" in text
 
 
 def test_the_window_is_that_of_the_package_and_has_this_ray() -> None:
+    """It is written down once, in pyproject.toml."""
     assert ray_window.tested_window().contains(ray.__version__)
 
 
 def test_a_process_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch and each connect looks."""
     monkeypatch.setattr(ray, "__version__", "1.0.0")
     ray_window.warn_outside_window.cache_clear()
     try:

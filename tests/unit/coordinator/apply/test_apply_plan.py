@@ -399,3 +399,33 @@ def test_one_that_is_dead_just_now_is_not_taken_away_from_a_table_that_needs_it(
     assert "2 is too few" in refused(2, answers=False)[0]
     assert refused(3) == refused(3, answers=False) == []
     assert refused(2, is_known=False) == [], "it never was there"
+
+
+def test_nobody_waits_for_a_process_whose_machine_is_away() -> None:
+    """A master, too: it cannot start, and every apply would wait for it in vain."""
+    wanted = Wanted({"backup-1": (ServerKind.BACKUP, {})}, masters=1)
+    silent = [
+        ServerIs(ServerKind.MASTER, "master-1", answers=False),
+        ServerIs(ServerKind.BACKUP, "backup-1", answers=False),
+    ]
+    waits = [f"add {each.name} (its process does not answer)" for each in reversed(silent)]
+    assert [str(step) for step in plan_steps(wanted, Present(silent))] == waits
+    away = [replace(each, is_away=True) for each in silent]
+    assert plan_steps(wanted, Present(away)) == []
+
+
+def test_when_servers_are_replaced_may_change_and_where_they_are_may_not() -> None:
+    """The machines of a placement are chosen when a cluster is made."""
+    before = load_spec({"ray": {"address": "auto"}, "placement": {"label": "disk"}})
+    made = Made(
+        before.cluster, before.data_dir, before.segment_size_bytes, "", before.timings.lease_s,
+        ray_address=before.ray.address, placement=before.placement,
+    )  # fmt: skip
+
+    def refused(placement: dict[str, Any]) -> list[str]:
+        spec = load_spec({"ray": {"address": "auto"}, "placement": placement})
+        return refusals(Asked(made, spec, (), Present(()), ()))
+
+    assert not refused({"label": "disk", "replace_after": "15m"})
+    (found,) = refused({"label": "other", "replace_after": "15m"})
+    assert found.startswith("placement is label: disk and cannot become label: other: ")

@@ -9,18 +9,21 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import ray
 
 from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
 from stelae.actors.ray_host.host import WATCHED, ServerHost, ServerPlan
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, InvalidArgument
+from stelae.core.errors import AlreadyRunning, InvalidArgument, Unavailable
 from stelae.core.ids import Address, TableId, TabletId
 from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.records import ServerKind
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
+from stelae.deploy import launcher
 from stelae.deploy.cluster_state import STATE_FILE, load_state, newest
 from stelae.deploy.launcher import plans, prepare, take_down
 from stelae.deploy.node_checks import place_problem
@@ -157,6 +160,55 @@ def test_what_is_taken_down_forgets_nothing_that_was_chosen_since_it_came_up(
     left = load_state(state.data_dir)
     assert (left.masters, left.machines) == (masters, {"tserver-4": "disk-b"})
     assert (left.ray_address, left.http, left.keeper_pid) == ("", "", 0)
+
+
+def test_who_starts_servers_by_itself_is_ended_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would start those that are ended. What it has started until then is ended, too."""
+    state, lock = prepare(spec_of(tmp_path, None))
+    lock.release()
+    there: dict[str, Any] = {"apply": MagicMock(), "tserver-1": MagicMock()}
+    ended: list[str] = []
+
+    def kill(actor: Any) -> None:
+        (name,) = [each for each, its in there.items() if its is actor]
+        del there[name]
+        ended.append(name)
+        if name == "apply":
+            there["tserver-2"] = MagicMock()
+
+    monkeypatch.setattr(launcher, "cluster_actors", lambda cluster: dict(there))
+    monkeypatch.setattr(ray, "kill", kill)
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
+    take_down(state, dict(there), owns_ray=False)
+    assert ended == ["apply", "tserver-1", "tserver-2"]
+
+
+def test_a_cluster_is_found_while_the_machine_of_a_master_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its actor fails each call; the others say where they listen. It takes one."""
+    masters = [plan for plan in made(tmp_path, None) if plan.kind is ServerKind.MASTER]
+    actors = {plan.name: MagicMock() for plan in masters}
+    for plan in masters:
+        actors[plan.name].describe.remote.return_value = plan
+    away = {"master-1"}
+
+    def get(plan: ServerPlan) -> ServerPlan:
+        if plan.name in away:
+            raise ray.exceptions.ActorUnavailableError("its node is gone", b"x" * 16)
+        return plan
+
+    monkeypatch.setattr(launcher, "cluster_actors", lambda cluster: actors)
+    monkeypatch.setattr(ray, "wait", lambda asked, **_: (asked, []))
+    monkeypatch.setattr(ray, "get", get)
+    plan, found = launcher.find_cluster("demo")
+    assert plan.name == "master-2"
+    assert found == [plan.masters["master-2"], plan.masters["master-3"]]
+    away.update(actors)
+    with pytest.raises(Unavailable, match="no master answers"):
+        launcher.find_cluster("demo")
 
 
 def test_a_folder_that_was_moved_keeps_its_state_where_it_is_now(tmp_path: Path) -> None:

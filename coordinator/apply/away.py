@@ -1,0 +1,231 @@
+"""Which server of a machine that stays away may be started elsewhere now, and why not yet. Pure.
+
+A server that is started elsewhere is a new, empty one under the old name. The masters restore what
+it had from what they have elsewhere. So its former disk is given up, by a fence that is permanent
+(`stelae.coordinator.ddl.replacement`). Rules of the decision:
+
+- R1: the machine has been away for ``replace_after``, by Ray's nodes. How long a server was silent
+  says nothing of its machine.
+- R2: a server that the masters hear, or whose UUID they do not know, is not replaced.
+- R3: a configuration store with SQLite stays, as its rows are in its folder.
+- R4: each timeline has a live majority of its members, old and new, without the safekeeper.
+- R5: each tablet with replicas has a live majority of its voters without the tablet server.
+- R6: nothing may need the backup: all tablets run, their rows are loaded, and no segment lacks a
+  replica, unless the other backups are too few for that. Then a new backup is the cure.
+- R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
+  first, wherever it was left: its data was given up before.
+- R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
+
+`replacements` is asked again right before the fence, with a new look. Decisions §69.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stelae.core.records.records import ServerKind
+
+START_LIMIT_S = 90.0
+"""Seconds after which a server that was started elsewhere, and that the masters have not heard,
+goes to another machine. It has no data."""
+ORDER = (
+    ServerKind.CAS_STORE.value,
+    ServerKind.BACKUP.value,
+    ServerKind.SAFEKEEPER.value,
+    ServerKind.TSERVER.value,
+)
+"""In the order in which they are replaced: who is needed before who needs it."""
+
+
+class Next(enum.StrEnum):
+    """What is to be done with a server of a machine that is away."""
+
+    WAIT = "wait"
+    MOVE = "move"
+    """Fence it, end its actor, choose another machine, and start it there."""
+    START = "start"
+    """It has its machine, which is live, and no process: start it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    name: str
+    next: Next
+    why: str
+    uuid: str = ""
+    """UUID to be fenced first; empty: it is fenced."""
+    in_s: float = 0.0
+    """Seconds until its machine has been away for ``replace_after``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is known at one moment."""
+
+    wanted: Collection[str]
+    """Servers of the spec, but masters."""
+    placed: Mapping[str, str]
+    """Machine of each server."""
+    away_s: Mapping[str, float]
+    """Machines that Ray does not have, and for how many seconds that has been seen."""
+    status: Mapping[str, Any]
+    replace_after_s: float
+    copies: int
+    """Most replicas that a segment of any table is to have."""
+    store_moves: bool = False
+    """The configuration store keeps its rows in a database elsewhere."""
+    there: Collection[str] = ()
+    """Servers that have an actor, whether it runs or not."""
+    starting_s: Mapping[str, float] = field(default_factory=dict)
+    """Servers that are half replaced and have an actor on a live machine: for how many seconds."""
+
+
+def still_away(
+    before: Mapping[str, float], placed: Iterable[str], live: Collection[str], now: float
+) -> dict[str, float]:
+    """Since when each machine with a server has been away. One that is live is counted anew.
+
+    ``before``: what the last look returned, in seconds of the same clock.
+    """
+    return {m: before.get(m, now) for m in sorted(set(placed)) if m not in live}
+
+
+def replacements(look: Look) -> list[Verdict]:
+    """One verdict for each server that is away or half replaced; at most one is not `Next.WAIT`."""
+    half = [name for name in _ordered(look.wanted) if _is_half(look, name)]
+    found = [_carried_on(look, name) for name in half]
+    away = [name for name in look.wanted if look.placed.get(name) in look.away_s]
+    found += [_judged(look, name, half) for name in _ordered(away) if name not in half]
+    # R7: what is done changes what may be done next.
+    first = next((each for each in found if each.next is not Next.WAIT), None)
+    if first is None:
+        return found
+    waits = f"{first.name} goes first"
+    return [
+        each if each is first or each.next is Next.WAIT else Verdict(each.name, Next.WAIT, waits)
+        for each in found
+    ]
+
+
+def kind_of(name: str) -> str:
+    """``backup`` of ``backup-2``."""
+    return name.rpartition("-")[0]
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return sorted(
+        (name for name in names if kind_of(name) in ORDER),
+        key=lambda name: (ORDER.index(kind_of(name)), len(name), name),
+    )
+
+
+def _is_half(look: Look, name: str) -> bool:
+    """Whether its fence stands, and nobody was heard in its place yet."""
+    return any(
+        each["id"] == name and not each["successor"] for each in look.status.get("replaced", ())
+    )
+
+
+def _carried_on(look: Look, name: str) -> Verdict:
+    machine = look.placed.get(name, "")
+    if machine in look.away_s:
+        return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced")
+    if name not in look.there:
+        return Verdict(name, Next.START, f"it was moved to {machine}, and has no process there")
+    starting_s = look.starting_s.get(name, 0.0)
+    if starting_s >= START_LIMIT_S:
+        return Verdict(
+            name, Next.MOVE, f"it has not started on {machine} within {starting_s:.0f} s"
+        )
+    return Verdict(name, Next.WAIT, f"it starts on {machine}")
+
+
+def _judged(look: Look, name: str, half: Sequence[str]) -> Verdict:
+    left_s = max(0.0, look.replace_after_s - look.away_s[look.placed[name]])
+    if left_s > 0.0:
+        why = f"its machine {look.placed[name]} may come back for {left_s:.0f} s more"
+        return Verdict(name, Next.WAIT, why, in_s=left_s)
+    if half:
+        return Verdict(name, Next.WAIT, f"{half[0]} goes first")
+    known = [each for each in look.status["servers"] if each["id"] == name]
+    why = _why_not(look, name, known)
+    if why:
+        return Verdict(name, Next.WAIT, why)
+    return Verdict(
+        name, Next.MOVE, f"machine {look.placed[name]} stays away", uuid=str(known[0]["uuid"])
+    )
+
+
+def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
+    """Why a server that is not fenced yet may not be; empty: it may."""
+    if look.status.get("heard_all") is not True:
+        return "the leader master has just begun to hear the servers"
+    if any(each["state"] == "live" for each in known):
+        return "the masters still hear it"
+    if len(known) != 1:
+        return f"the masters know {len(known)} UUIDs of it, and it takes one to fence it"
+    server = known[0]
+    if server.get("maintenance"):
+        return "it is in maintenance"
+    if server.get("retiring") or server.get("status") == "decommissioned":
+        return "it is to leave"
+    match kind_of(name):
+        case ServerKind.CAS_STORE.value:
+            return "" if look.store_moves else "its rows are in its folder on that machine"
+        case ServerKind.BACKUP.value:
+            return _needs_backup(look)
+        case ServerKind.SAFEKEEPER.value:
+            return _needs_safekeeper(look.status)
+        case _:
+            return _needs_tserver(look.status, str(server["uuid"]))
+
+
+def _needs_backup(look: Look) -> str:
+    """What may be on the backup alone, which is not live (R2). R6."""
+    for tablet in look.status["tablets"]:
+        what = f"tablet {tablet['number']} of {tablet['table']!r}"
+        if tablet["state"] != "running":
+            return f"{what} is not served: what is on the disk there may be needed"
+        if not tablet["reported"]:
+            return f"it is not known yet what {what} lacks"
+        if tablet["loaded"] < 1.0:
+            return f"rows of {what} are still loaded from backups"
+        if tablet["segments_lacking"]:
+            return f"segments of {what} are on no backup that lives"
+    others = sum(
+        each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
+        for each in look.status["servers"]
+    )
+    if look.status["shortages"] and others >= look.copies:
+        return "the other backups are making replicas of segments again"
+    return ""
+
+
+def _needs_safekeeper(status: Mapping[str, Any]) -> str:
+    """Which log has no live majority without the safekeeper, which is not live (R2). R4."""
+    live = {
+        each["safekeeper_id"]
+        for each in status["servers"]
+        if each["kind"] == ServerKind.SAFEKEEPER.value and each["state"] == "live"
+    }
+    for tablet in status["tablets"]:
+        timeline = tablet.get("timeline") or {}
+        for members in (timeline.get("sk_set"), timeline.get("new_sk_set")):
+            if members and 2 * sum(each in live for each in members) <= len(members):
+                what = f"tablet {tablet['number']} of {tablet['table']!r}"
+                return f"the log of {what} has no live majority of safekeepers without it"
+    return ""
+
+
+def _needs_tserver(status: Mapping[str, Any], uuid: str) -> str:
+    """Which tablet has no live majority of voters without this tablet server. R5."""
+    for tablet in status["tablets"]:
+        voters = [each for each in tablet.get("replicas", ()) if each["member"] == "voter"]
+        live = sum(each["server_live"] and each["uuid"] != uuid for each in voters)
+        if voters and 2 * live <= len(voters):
+            what = f"tablet {tablet['number']} of {tablet['table']!r}"
+            return f"{what} has no live majority of replicas without it"
+    return ""

@@ -1,0 +1,107 @@
+"""Protections of servers that are started elsewhere: who may be, the fence, and the empty folder."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants_of
+
+_DECIDED = ("tests/unit/coordinator/apply/test_away.py",)
+_FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
+_FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
+_SHELL = ("tests/unit/stelae/test_replacing.py",)
+
+MUTANTS = [
+    *mutants_of(
+        "coordinator/apply/away.py",
+        _DECIDED,
+        [
+            ("before.get(m, now) for m", "now for m"),
+            ("for m in sorted(set(placed)) if m not in live}", "for m in sorted(set(placed))}"),
+            ("    if left_s > 0.0:\n", "    if False:\n"),
+            ("is not True:\n", "is False:\n"),
+            ('if any(each["state"] == "live" for each in known):', "if False:"),
+            ("    if len(known) != 1:\n", "    if not known:\n"),
+            ('    if server.get("maintenance"):\n', "    if False:\n"),
+            ('if server.get("retiring") or', "if"),
+            (' or server.get("status") == "decommissioned":', ":"),
+            ('return "" if look.store_moves else', 'return "" if True else'),
+            ('        if tablet["state"] != "running":\n', "        if False:\n"),
+            ('        if not tablet["reported"]:\n', "        if False:\n"),
+            ('        if tablet["loaded"] < 1.0:\n', "        if False:\n"),
+            ('        if tablet["segments_lacking"]:\n', "        if False:\n"),
+            ('if look.status["shortages"] and others', "if False and others"),
+            (" and others >= look.copies:", ":"),
+            ('(timeline.get("sk_set"), timeline.get("new_sk_set"))', '(timeline.get("sk_set"),)'),
+            (
+                '(timeline.get("sk_set"), timeline.get("new_sk_set"))',
+                '(timeline.get("new_sk_set"),)',
+            ),
+            ("for each in members) <= len(members):", "for each in members) < len(members):"),
+            (' and each["uuid"] != uuid for each in voters)', " for each in voters)"),
+            ("2 * live <= len(voters)", "2 * live < len(voters)"),
+            ('if each["member"] == "voter"]', "]"),
+            ("    if half:\n        return", "    if False:\n        return"),
+            ('and not each["successor"] for each', "for each"),
+            ("    if name not in look.there:\n", "    if False:\n"),
+            ("    if starting_s >= START_LIMIT_S:\n", "    if False:\n"),
+            ("    if machine in look.away_s:\n", "    if False:\n"),
+            ("each if each is first or each.next is Next.WAIT else", "each if True else"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/ddl/replacement.py",
+        _FENCE,
+        [
+            ("    if liveness.may_hear(now):\n", "    if False:\n"),
+            ("    if liveness.live_server(order.uuid, now) is not None:\n", "    if False:\n"),
+            ("    if mark.maintenance:\n", "    if False:\n"),
+            ("        and not mark.successor\n", ""),
+            ("        and mark.uuid != server.uuid\n", ""),
+            ("(mark.kind, mark.name) == (server.kind, server.name)", "mark.name == server.name"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/liveness/liveness.py",
+        _FENCE,
+        [
+            (
+                " or self.is_replaced(run.uuid):\n            return False",
+                ":\n            return False",
+            ),
+            ("        if self.is_replaced(run.uuid):\n            return True\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/ddl/operator_orders.py",
+        _FENCE,
+        [
+            (
+                "return (mark.uuid,) if mark.replaced else (mark.uuid, name)",
+                "return (mark.uuid, name)",
+            )
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/server.py",
+        _FENCED,
+        [("        require_not_replaced(reply, self.info.name)\n", "")],
+    ),
+    *mutants_of(
+        "actors/safekeeper/server.py",
+        _FENCED,
+        [("        require_not_replaced(reply, self.info.name)\n", "")],
+    ),
+    *mutants_of(
+        "stelae/applying/replacing.py",
+        _SHELL,
+        [
+            ("again is None or again.stamp != known.stamp:", "again is None:"),
+            ("                sure()\n", "                pass\n"),
+            ('        return f"a server runs on {busy}"\n', "        pass\n"),
+            ("        folder.rename(aside)\n", "        pass\n"),
+            ("            if due.uuid:\n", "            if False:\n"),
+            ("if not checked.problems and", "if True or"),
+            ("not checked.unchecked:", "True:"),
+            ("if m not in tried]", "]"),
+        ],
+    ),
+]

@@ -1,0 +1,308 @@
+"""Which server of a machine that stays away may be started elsewhere, and why not yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stelae.coordinator.apply.away import (
+    START_LIMIT_S,
+    Look,
+    Next,
+    Verdict,
+    replacements,
+    still_away,
+)
+
+AFTER_S = 60.0
+NODES = {"a": 1, "b": 2, "c": 3}
+AWAY = "c"
+
+
+def server(kind: str, number: int, **more: Any) -> dict[str, Any]:
+    """As the status has it. Those of machine c are dead."""
+    found: dict[str, Any] = {
+        "kind": kind,
+        "id": f"{kind}-{number}",
+        "uuid": f"{kind}{number}",
+        "state": "dead" if number == NODES[AWAY] else "live",
+    }
+    if kind == "safekeeper":
+        found.update(safekeeper_id=number, status="active")
+    elif kind != "cas_store":
+        found.update(retiring=False)
+    return {**found, **more}
+
+
+def tablet(**more: Any) -> dict[str, Any]:
+    """One that lacks nothing."""
+    found: dict[str, Any] = {
+        "table": "t",
+        "number": 1,
+        "state": "running",
+        "reported": True,
+        "loaded": 1.0,
+        "segments_lacking": 0,
+    }
+    return {**found, **more}
+
+
+def voters(*live: bool) -> list[dict[str, Any]]:
+    return [
+        {"member": "voter", "server_live": each, "uuid": f"tserver{number}"}
+        for number, each in enumerate(live, 1)
+    ]
+
+
+def looked(*tablets: dict[str, Any], kinds: tuple[str, ...] = (), **more: Any) -> Look:
+    """A cluster on machines a, b and c with one server of each kind; c has been away for long."""
+    of = kinds or ("backup", "safekeeper", "tserver")
+    servers = [server(kind, number) for kind in of for number in NODES.values()]
+    status = {
+        "heard_all": True,
+        "servers": servers,
+        "tablets": list(tablets),
+        "shortages": [],
+        "replaced": [],
+    }
+    names = [each["id"] for each in servers]
+    machines = {f"{kind}-{number}": m for kind in of for m, number in NODES.items()}
+    found = Look(
+        wanted=names,
+        placed={**machines, "master-3": AWAY},
+        away_s={AWAY: AFTER_S},
+        status=status,
+        replace_after_s=AFTER_S,
+        copies=2,
+        there=names,
+    )
+    return replace(found, **more)
+
+
+def with_status(look: Look, **more: Any) -> Look:
+    return replace(look, status={**look.status, **more})
+
+
+def changed(look: Look, name: str, **more: Any) -> Look:
+    """With another server of that name."""
+    servers = [{**s, **more} if s["id"] == name else s for s in look.status["servers"]]
+    return with_status(look, servers=servers)
+
+
+def half(look: Look, name: str, successor: str = "") -> Look:
+    """Its former UUID is fenced, and the status has it no more."""
+    left = [each for each in look.status["servers"] if each["id"] != name]
+    fence = {"id": name, "uuid": "former", "successor": successor}
+    return with_status(look, servers=left, replaced=[fence])
+
+
+def next_of(look: Look) -> dict[str, Next]:
+    return {each.name: each.next for each in replacements(look)}
+
+
+def only(look: Look) -> Verdict:
+    (found,) = replacements(look)
+    return found
+
+
+def test_servers_of_a_machine_that_stays_away_are_moved_one_after_the_other() -> None:
+    """Who is needed by others goes first. Masters, and servers elsewhere, are none of them."""
+    found = replacements(looked())
+    assert [(each.name, each.next) for each in found] == [
+        ("backup-3", Next.MOVE),
+        ("safekeeper-3", Next.WAIT),
+        ("tserver-3", Next.WAIT),
+    ]
+    assert found[0].uuid == "backup3"
+    assert found[0].why == "machine c stays away"
+    assert found[1].why == "backup-3 goes first"
+
+
+def test_only_servers_of_the_spec_are_moved() -> None:
+    """One that was taken out of it is not started again."""
+    look = looked(kinds=("backup",))
+    assert not replacements(replace(look, wanted=["backup-1", "backup-2"]))
+
+
+def test_the_time_counts_from_when_the_machine_went_away() -> None:
+    """By Ray's nodes; one that was back for a moment counts anew, and so does a new watcher."""
+    since = still_away({}, ["a", "c", "c"], ["a", "b"], 10.0)
+    assert since == {"c": 10.0}
+    assert still_away(since, ["a", "c"], ["a"], 50.0) == {"c": 10.0}
+    back = still_away(since, ["a", "c"], ["a", "c"], 50.0)
+    assert back == {}
+    assert still_away(back, ["a", "c"], ["a"], 60.0) == {"c": 60.0}
+    verdict = only(looked(kinds=("backup",), away_s={AWAY: AFTER_S - 20.0}))
+    assert (verdict.next, verdict.in_s) == (Next.WAIT, 20.0)
+    assert verdict.why == "its machine c may come back for 20 s more"
+
+
+def test_nothing_is_moved_while_all_machines_are_there() -> None:
+    """However dead its servers are: Ray starts them again where they were."""
+    assert not replacements(looked(away_s={}))
+
+
+def test_a_server_that_the_masters_hear_is_not_moved() -> None:
+    """Ray may have lost a machine that is not lost."""
+    verdict = only(changed(looked(kinds=("backup",)), "backup-3", state="live"))
+    assert (verdict.next, verdict.why) == (Next.WAIT, "the masters still hear it")
+
+
+@pytest.mark.parametrize("heard", [False, None])
+def test_a_leader_that_has_not_heard_everybody_moves_nobody(heard: bool | None) -> None:
+    """A server may live, and not have had the time to say so. A follower does not know."""
+    verdict = only(with_status(looked(kinds=("backup",)), heard_all=heard))
+    assert (verdict.next, verdict.why) == (
+        Next.WAIT,
+        "the leader master has just begun to hear the servers",
+    )
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_server_is_moved_only_if_it_is_known_whom_to_fence(count: int) -> None:
+    """Exactly one UUID of its name."""
+    look = looked(kinds=("backup",))
+    others = [each for each in look.status["servers"] if each["id"] != "backup-3"]
+    same = [server("backup", 3, uuid=f"u{number}") for number in range(count)]
+    verdict = only(with_status(look, servers=[*others, *same]))
+    assert verdict.next is Next.WAIT
+    assert f"the masters know {count} UUIDs of it" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "why"),
+    [
+        ("tserver-3", {"maintenance": True}, "it is in maintenance"),
+        ("tserver-3", {"retiring": True}, "it is to leave"),
+        ("safekeeper-3", {"status": "decommissioned"}, "it is to leave"),
+    ],
+)
+def test_what_operators_said_of_a_server_counts(name: str, mark: dict[str, Any], why: str) -> None:
+    """In maintenance it is expected back; one that leaves is not wanted elsewhere."""
+    verdict = only(changed(looked(kinds=(name.rpartition("-")[0],)), name, **mark))
+    assert (verdict.next, verdict.why) == (Next.WAIT, why)
+
+
+def test_a_configuration_store_moves_only_if_its_rows_are_elsewhere() -> None:
+    """With SQLite they are in its folder."""
+    look = looked(kinds=("cas_store",))
+    verdict = only(look)
+    assert (verdict.next, verdict.why) == (
+        Next.WAIT,
+        "its rows are in its folder on that machine",
+    )
+    assert only(replace(look, store_moves=True)).next is Next.MOVE
+
+
+@pytest.mark.parametrize(
+    ("timeline", "moves"),
+    [
+        ({"sk_set": [1, 2, 3], "new_sk_set": None}, True),
+        ({"sk_set": [1, 3, 4], "new_sk_set": None}, False),
+        ({"sk_set": [3], "new_sk_set": None}, False),
+        ({"sk_set": [1, 2, 3], "new_sk_set": [2, 3, 4]}, False),
+        ({"sk_set": [3, 4, 5], "new_sk_set": [1, 2, 3]}, False),
+        ({"sk_set": [1, 2], "new_sk_set": None}, True),
+    ],
+)
+def test_each_log_keeps_a_live_majority_without_the_safekeeper(
+    timeline: dict[str, Any], moves: bool
+) -> None:
+    """Of its members, and of those that it is to have."""
+    look = looked(tablet(timeline=timeline), kinds=("safekeeper",))
+    assert (only(look).next is Next.MOVE) == moves
+
+
+@pytest.mark.parametrize(
+    ("live", "moves"),
+    [((True, True, False), True), ((True, False, False), False), ((True, False), False)],
+)
+def test_each_tablet_keeps_a_live_majority_without_the_tablet_server(
+    live: tuple[bool, ...], moves: bool
+) -> None:
+    """Of its voters. Others that have a copy do not count."""
+    others = [{"member": "non-voter", "server_live": True, "uuid": "x"}]
+    look = looked(tablet(replicas=[*voters(*live), *others]), kinds=("tserver",))
+    assert (only(look).next is Next.MOVE) == moves
+
+
+def test_a_replica_on_the_server_itself_does_not_count() -> None:
+    """Whatever is believed of it."""
+    look = looked(tablet(replicas=voters(False, True, True)), kinds=("tserver",))
+    assert "no live majority of replicas" in only(look).why
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"state": "recovering"}, "is not served"),
+        ({"reported": False}, "it is not known yet what"),
+        ({"loaded": 0.999}, "are still loaded from backups"),
+        ({"segments_lacking": 1}, "are on no backup that lives"),
+    ],
+)
+def test_a_backup_is_not_given_up_while_something_may_need_it(
+    state: dict[str, Any], why: str
+) -> None:
+    """Its disk may come back with the machine. The same keeps no tablet server."""
+    look = looked(tablet(), tablet(**state), kinds=("backup",))
+    verdict = only(look)
+    assert verdict.next is Next.WAIT
+    assert why in verdict.why
+    assert only(looked(tablet(**state), kinds=("tserver",))).next is Next.MOVE
+
+
+def test_shortages_are_waited_for_where_the_other_backups_can_end_them() -> None:
+    """With too few of them, another backup is what ends them."""
+    look = with_status(looked(tablet(), kinds=("backup",)), shortages=[{}])
+    assert only(look).why == "the other backups are making replicas of segments again"
+    assert only(replace(look, copies=3)).next is Next.MOVE
+
+
+def test_a_move_that_was_left_half_done_is_carried_on_before_others() -> None:
+    """Fenced, and nobody was heard in its place: whatever the tablets lack, as it has nothing."""
+    look = half(looked(tablet(state="recovering")), "safekeeper-3")
+    assert next_of(look) == {
+        "safekeeper-3": Next.MOVE,
+        "backup-3": Next.WAIT,
+        "tserver-3": Next.WAIT,
+    }
+    assert not replacements(look)[0].uuid, "it is fenced already"
+
+
+def test_a_half_moved_server_without_a_process_is_started_where_it_was_written_down() -> None:
+    """Its machine is live: no machine that is away says that there is something to do."""
+    look = half(looked(kinds=("backup",)), "backup-3")
+    placed = {**look.placed, "backup-3": "a"}
+    there = [name for name in look.there if name != "backup-3"]
+    assert only(replace(look, placed=placed, there=there)).next is Next.START
+    assert only(replace(look, placed=placed)).next is Next.WAIT
+    assert only(replace(look, placed=placed)).why == "it starts on a"
+
+
+def test_a_start_that_fails_goes_to_another_machine() -> None:
+    """After a while in which it did not listen."""
+    look = half(looked(kinds=("backup",)), "backup-3")
+    look = replace(look, placed={**look.placed, "backup-3": "a"})
+    starting = replace(look, starting_s={"backup-3": START_LIMIT_S - 1.0})
+    assert only(starting).next is Next.WAIT
+    assert only(replace(look, starting_s={"backup-3": START_LIMIT_S})).next is Next.MOVE
+
+
+def test_the_next_server_waits_until_the_one_before_was_heard() -> None:
+    """Also while that one starts."""
+    look = half(looked(kinds=("backup", "tserver")), "backup-3")
+    look = replace(look, placed={**look.placed, "backup-3": "a"})
+    assert next_of(look) == {"backup-3": Next.WAIT, "tserver-3": Next.WAIT}
+    done = half(look, "backup-3", successor="new")
+    assert next_of(done) == {"tserver-3": Next.MOVE}
+
+
+def test_a_server_that_was_moved_before_is_moved_again_by_the_same_rules() -> None:
+    """Its fence of then has a successor, which has data now."""
+    look = looked(tablet(loaded=0.5), kinds=("backup",))
+    fence = {"id": "backup-3", "uuid": "former", "successor": "backup3"}
+    verdict = only(with_status(look, replaced=[fence]))
+    assert "still loaded" in verdict.why

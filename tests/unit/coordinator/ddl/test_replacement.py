@@ -1,0 +1,136 @@
+"""The fence of a server whose name another one takes over on another machine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl.operator_orders import find_server
+from stelae.coordinator.ddl.replacement import draft_replace, draft_successor
+from stelae.coordinator.liveness.liveness import Liveness, Run
+from stelae.core.config.settings import Settings
+from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
+from stelae.core.messages.operators import ReplaceServer
+from stelae.core.messages.servers import Heartbeat
+from stelae.core.records.records import ServerInfo, ServerKind, ServerMark
+from stelae.core.runtime import ProcessIdentity
+
+OLD, NEW = ServerUuid("old"), ServerUuid("new")
+SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
+
+
+class World:
+    """A leader master with its catalog."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.liveness = Liveness(SETTINGS)
+        self.liveness.is_replaced = lambda uuid: self.catalog.mark(uuid).replaced
+        self.now = 100.0
+        self.index = 0
+        self.liveness.lead(self.now)
+        self.now += 10.0
+
+    def beat(self, uuid: ServerUuid, kind: ServerKind = ServerKind.TSERVER) -> ServerInfo:
+        process = ProcessIdentity("n", 1, 0)
+        info = ServerInfo(kind, f"{kind.value}-1", uuid, 1, Address(f"{uuid}:1"), process)
+        self.liveness.heartbeat(Heartbeat(info, self.now, ()), self.now)
+        return info
+
+    def put(self, batch: CatalogBatch | None) -> None:
+        assert batch is not None
+        for mark in batch.marks:
+            self.catalog.marks[mark.uuid] = mark
+
+    def replace(self, uuid: ServerUuid = OLD, sequence: int = 1) -> CatalogBatch | None:
+        order = ReplaceServer(RequestId(ClientId("c"), sequence, 0), uuid)
+        return draft_replace(self.catalog, self.liveness, order, self.now)
+
+    def fenced(self) -> World:
+        """After the server was heard, fell silent, and was fenced."""
+        self.beat(OLD)
+        self.now += 10.0
+        self.put(self.replace())
+        return self
+
+
+def test_a_fenced_server_never_counts_as_live_again() -> None:
+    """Whatever run of it is heard: it gets no lease, is on no list, and is given up."""
+    world = World().fenced()
+    mark = world.catalog.mark(OLD)
+    assert (mark.name, mark.kind, mark.replaced) == ("tserver-1", ServerKind.TSERVER, True)
+    world.beat(OLD)
+    for run in (Run(OLD, 1), Run(OLD, 2)):
+        assert world.liveness.is_given_up(run)
+        assert not world.liveness.is_live(run, world.now)
+        assert world.liveness.grant(run, world.now) == 0.0
+    assert not world.liveness.live(ServerKind.TSERVER, world.now)
+
+
+def test_a_server_that_lives_is_not_fenced() -> None:
+    """Ray may have lost a machine that the masters still hear."""
+    world = World()
+    world.beat(OLD)
+    with pytest.raises(InvalidArgument, match="tserver-1 lives: only a server that is away"):
+        world.replace()
+
+
+def test_a_leader_that_has_just_begun_fences_nobody() -> None:
+    """The server may live, and not have been heard yet."""
+    world = World()
+    world.beat(OLD)
+    world.now += 10.0
+    world.liveness.lead(world.now)
+    with pytest.raises(RetryLater, match="has just begun to hear"):
+        world.replace()
+
+
+def test_a_server_in_maintenance_is_not_fenced() -> None:
+    """It is expected back."""
+    world = World()
+    world.beat(OLD)
+    world.now += 10.0
+    world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", maintenance=True),)))
+    with pytest.raises(InvalidArgument, match="in maintenance"):
+        world.replace()
+
+
+def test_nobody_knows_whom_to_fence() -> None:
+    """A UUID that was never heard, and is in no register."""
+    with pytest.raises(InvalidArgument, match="no server with the UUID old"):
+        World().replace()
+
+
+def test_a_fence_may_be_asked_for_again() -> None:
+    """It changes nothing then."""
+    world = World().fenced()
+    again = world.replace(sequence=2)
+    assert again is not None
+    assert not again.marks
+
+
+def test_the_first_server_that_is_heard_under_the_name_is_the_successor() -> None:
+    """It is noted once. Another kind, or the former server itself, is none."""
+    world = World().fenced()
+    assert draft_successor(world.catalog, world.beat(OLD)) is None
+    other = msgspec.structs.replace(world.beat(NEW), name="tserver-2")
+    assert draft_successor(world.catalog, other) is None
+    backup = msgspec.structs.replace(world.beat(NEW), kind=ServerKind.BACKUP)
+    assert draft_successor(world.catalog, backup) is None
+    info = world.beat(NEW)
+    world.put(draft_successor(world.catalog, info))
+    assert world.catalog.mark(OLD).successor == NEW
+    assert draft_successor(world.catalog, info) is None
+    assert world.liveness.is_live(Run(NEW, 1), world.now)
+
+
+def test_the_name_means_the_successor() -> None:
+    """The former server is meant by its UUID alone, also while both are silent."""
+    world = World().fenced()
+    world.beat(NEW)
+    world.now += 10.0
+    found = find_server(world.catalog, world.liveness, "tserver-1", world.now)
+    assert found.uuid == NEW
+    assert find_server(world.catalog, world.liveness, OLD, world.now).uuid == OLD

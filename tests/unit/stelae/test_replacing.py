@@ -1,0 +1,347 @@
+"""How a server of a machine that stays away is started elsewhere: the order of what is done."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+
+from stelae.actors.ray_host.host import ServerPlan
+from stelae.applying import replacing
+from stelae.applying import steps as apply_steps
+from stelae.applying.replacing import Replacing, empty_folders, needs_on, set_aside
+from stelae.applying.steps import Steps
+from stelae.coordinator.apply.plan import Act, Step
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
+from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.deploy import machines, node_checks, nodes
+from stelae.deploy.asked import keep_spec
+from stelae.deploy.cluster_state import SECRET_FILE, ClusterState, load_state
+from stelae.deploy.node_checks import Checked
+from stelae.runtime.files import LOCK_FILE
+
+SECRET = b"s" * 32
+SPEC: dict[str, Any] = {
+    "cluster": "demo",
+    "ray": {"address": "auto"},
+    "placement": {"label": "disk", "replace_after": "60s"},
+    "backups": {"count": 3},
+}
+MACHINES = {
+    f"{kind}-{n}": "abc"[n - 1] for kind in ("master", "backup", "tserver") for n in (1, 2, 3)
+}
+AFTER_S = 60.0
+
+
+class Cluster:
+    """A cluster on machines a, b and c, in a Ray that does not exist; what was done, in order."""
+
+    cluster, ray_address, home = "demo", "", ""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.done: list[str] = []
+        self.live = {"a": "1", "b": "2", "c": "3"}
+        self.actors = {name: MagicMock(name=name) for name in MACHINES}
+        self.problems: dict[str, str] = {}
+        """What machines lack, by machine."""
+        self.silent: list[str] = []
+        """Machines that do not answer when they are asked."""
+        self.fenced: dict[str, str] = {}
+        self.now = 1000.0
+        self.in_turn: Callable[[], None] = lambda: None
+        """Called when the turn was taken: what others have done meanwhile."""
+        folder.mkdir(exist_ok=True)
+        (folder / SECRET_FILE).write_bytes(SECRET)
+        masters = {f"master-{n}": f"10.0.0.{n}:70{n}" for n in (1, 2, 3)}
+        ClusterState("demo", str(folder), masters, machines=dict(MACHINES)).save()
+        self.ask(SPEC)
+        self.work = Replacing(str(folder), lambda: self.now)
+        for name, fake in (
+            ("home_of", lambda cluster, folders: nullcontext(folder)),
+            ("refresh", lambda home, cluster: None),
+            ("publish", lambda home, cluster: self.done.append("publish")),
+            ("cluster_actors", lambda cluster: dict(self.actors)),
+            ("create_actor", self._create),
+            (
+                "empty_folders",
+                self._empty,
+            ),
+        ):
+            monkeypatch.setattr(replacing, name, fake)
+        monkeypatch.setattr(machines, "live_machines", lambda label: dict(self.live))
+        monkeypatch.setattr(node_checks, "check_nodes", self._check)
+        monkeypatch.setattr(ray, "kill", self._kill)
+        self._loop, self._database = MagicMock(), MagicMock()
+        self._loop.run = lambda found: found
+        self._database.tables = list
+        self._database.replace_server = self._fence
+
+    def ask(self, spec: dict[str, Any]) -> None:
+        keep_spec(self.folder, load_spec({**spec, "data_dir": str(self.folder)}), is_done=True)
+
+    def _create(self, plan: ServerPlan) -> None:
+        if plan.name in self.actors:
+            raise AlreadyRunning(plan.name)
+        self.actors[plan.name] = MagicMock()
+        self.done.append(f"start {plan.name} on {plan.selector}")
+
+    def _empty(self, plan: ServerPlan) -> None:
+        self.done.append(f"empty {plan.name} on {plan.machine}")
+
+    def _check(self, label: str, needs: Any) -> Checked:
+        (machine,) = needs
+        problem = self.problems.get(machine)
+        unchecked = (f"{machine} did not say",) if machine in self.silent else ()
+        return Checked((problem,) if problem else (), unchecked)
+
+    def _kill(self, actor: Any) -> None:
+        (name,) = [each for each, its in self.actors.items() if its is actor]
+        del self.actors[name]
+        self.done.append(f"kill {name}")
+
+    def _fence(self, uuid: str) -> None:
+        self.done.append(f"fence {uuid}")
+        self.fenced[uuid] = ""
+
+    @contextmanager
+    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+        self.in_turn()
+        yield lambda: self.done.append("sure")
+
+    def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        servers = [
+            {
+                "id": name,
+                "uuid": f"u-{name}",
+                "kind": name.partition("-")[0],
+                "state": "live" if machine in self.live else "dead",
+            }
+            for name, machine in MACHINES.items()
+            if f"u-{name}" not in self.fenced
+        ]
+        replaced = [
+            {"id": uuid.removeprefix("u-"), "uuid": uuid, "successor": successor}
+            for uuid, successor in self.fenced.items()
+        ]
+        return {
+            "heard_all": True,
+            "servers": servers,
+            "tablets": [],
+            "shortages": [],
+            "replaced": replaced,
+        }
+
+    def step(self, after_s: float = 0.0) -> list[str]:
+        """What is done in a step."""
+        self.now += after_s
+        self.done = []
+        connected: Any = self
+        self.work.step("demo", lambda: nullcontext(connected))
+        return self.done
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Machine c has just gone away."""
+    found = Cluster(tmp_path / "data", monkeypatch)
+    assert found.step() == []
+    del found.live["c"]
+    assert found.step() == []
+    return found
+
+
+def test_fence_then_the_end_of_the_actor_then_the_machine_then_the_start(cluster: Cluster) -> None:
+    """So there are never two of a name; and a name is free only once its UUID is fenced."""
+    assert cluster.step(AFTER_S - 1.0) == []
+    assert cluster.step(2.0) == [
+        "sure",
+        "fence u-backup-3",
+        "kill backup-3",
+        "publish",
+        "empty backup-3 on a",
+        "start backup-3 on {'disk': 'a'}",
+    ]
+    assert load_state(cluster.folder).machines["backup-3"] == "a"
+    assert cluster.step() == [], "it starts, and the next waits for it"
+    cluster.fenced["u-backup-3"] = "new"
+    assert cluster.step()[1] == "fence u-tserver-3"
+    cluster.fenced["u-tserver-3"] = "new"
+    assert cluster.step(1000.0) == [], "masters stay"
+    assert load_state(cluster.folder).machines["master-3"] == "c"
+
+
+def test_nothing_is_done_for_a_spec_that_does_not_ask_for_it(cluster: Cluster) -> None:
+    """Nor is it known then since when the machine was away."""
+    cluster.ask({**SPEC, "placement": {"label": "disk"}})
+    assert cluster.step(2 * AFTER_S) == []
+    cluster.ask(SPEC)
+    assert cluster.step(1.0) == []
+    assert cluster.work.away_since.keys() == {"c"}
+
+
+def test_what_somebody_asked_for_meanwhile_counts(cluster: Cluster) -> None:
+    """A server that was taken out before the turn was taken does not come back."""
+    fewer = {**SPEC, "backups": {"count": 2}, "tservers": {"count": 2}}
+    cluster.in_turn = lambda: cluster.ask(fewer)
+    assert cluster.step(2 * AFTER_S) == []
+
+
+def test_a_spec_that_was_asked_for_again_is_looked_at_anew(cluster: Cluster) -> None:
+    """Whatever it says: what was decided before the turn was decided for another one."""
+    cluster.in_turn = lambda: cluster.ask({**SPEC, "serve": None})
+    assert cluster.step(2 * AFTER_S) == []
+    cluster.in_turn = lambda: None
+    assert cluster.step() != []
+
+
+def test_a_machine_that_is_back_by_then_keeps_its_servers(cluster: Cluster) -> None:
+    """It is looked at again in the turn."""
+    cluster.in_turn = lambda: cluster.live.update(c="3")
+    assert cluster.step(2 * AFTER_S) == []
+
+
+def test_a_machine_that_lacks_something_is_no_target(cluster: Cluster) -> None:
+    """Another one is; and where all lack something nothing is given up."""
+    cluster.problems = {"a": "no room"}
+    assert "start backup-3 on {'disk': 'b'}" in cluster.step(2 * AFTER_S)
+    cluster.fenced["u-backup-3"] = "new"
+    cluster.problems = {"a": "no room", "b": "no memory"}
+    with pytest.raises(Unavailable, match=r"no machine can take it: no \w+; no \w+"):
+        cluster.step()
+    assert cluster.done == ["sure"]
+    assert "tserver-3" in cluster.actors
+
+
+def test_a_machine_that_does_not_answer_is_no_target(cluster: Cluster) -> None:
+    """An added server may wait for it; one that is moved gives something up before."""
+    cluster.silent = ["a"]
+    assert "start backup-3 on {'disk': 'b'}" in cluster.step(2 * AFTER_S)
+
+
+def test_a_move_goes_on_where_it_was_left(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is not free yet; then a process that was killed before the start."""
+    kill = cluster._kill
+    stays = cluster.actors["backup-3"]
+
+    def slowly(actor: Any) -> None:
+        kill(actor)
+        cluster.actors["backup-3"] = stays
+
+    monkeypatch.setattr(ray, "kill", slowly)
+    assert cluster.step(2 * AFTER_S)[-1] == "empty backup-3 on a"
+    del cluster.actors["backup-3"]
+    cluster.work = Replacing(str(cluster.folder), lambda: cluster.now)
+    assert cluster.step() == ["sure", "empty backup-3 on a", "start backup-3 on {'disk': 'a'}"]
+
+
+def test_a_server_that_does_not_start_goes_to_another_machine(cluster: Cluster) -> None:
+    """Not to the one where it did not start, as long as there is another."""
+    cluster.step(2 * AFTER_S)
+    assert cluster.step() == []
+    found = cluster.step(100.0)
+    assert found[1:3] == ["kill backup-3", "publish"]
+    assert found[-1] == "start backup-3 on {'disk': 'b'}"
+    cluster.step()
+    assert cluster.step(100.0)[-1] == "start backup-3 on {'disk': 'a'}"
+
+
+def test_a_moved_server_needs_what_an_added_one_needs() -> None:
+    """Room for a new one, and Ray's memory for all tablet servers that are there then."""
+    spec: ClusterSpec = load_spec({**SPEC, "tservers": {"count": 3, "memory": "1GiB"}})
+    placed = {**MACHINES, "tserver-3": "a", "backup-3": "a"}
+    needs = needs_on(spec, placed, "tserver-3")
+    assert set(needs) == {"a"}
+    assert needs["a"].memory_bytes == 2 << 30
+    assert needs["a"].folders["data_dir"][1] > 0
+    assert needs_on(spec, placed, "backup-3")["a"].memory_bytes == 0
+
+
+# ---- folders --------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_there_is_set_aside(tmp_path: Path) -> None:
+    """Never old data under a new UUID; and nothing is deleted."""
+    folder, other = tmp_path / "backup-1", tmp_path / "media" / "backup-1"
+    for number in (1, 2):
+        for each in (folder, other):
+            each.mkdir(parents=True)
+            (each / "instance").write_text(f"old {number}")
+        assert set_aside([str(folder), str(other), str(tmp_path / "none")]) == ""
+        assert not folder.exists()
+        assert not other.exists()
+        assert (tmp_path / f"backup-1.replaced-{number}/instance").read_text() == f"old {number}"
+        assert (other.parent / f"backup-1.replaced-{number}").exists()
+
+
+def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
+    """The former process still runs on that disk."""
+    free, held = tmp_path / "free", tmp_path / "held"
+    free.mkdir()
+    held.mkdir()
+    descriptor = os.open(held / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert set_aside([str(free), str(held)]) == f"a server runs on {held}"
+        assert free.exists()
+    finally:
+        os.close(descriptor)
+
+
+def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All folders of the server are asked for, on its machine."""
+    plan = MagicMock(spec=ServerPlan)
+    plan.name, plan.folder, plan.machine, plan.selector = "backup-1", "/d/backup-1", "a", {"d": "a"}
+    plan.media = (MagicMock(path="/m"), MagicMock(path="in"), MagicMock(path=None))
+    asked: list[Any] = []
+
+    def ask(work: Any, selectors: Any, arguments: Any) -> nodes.Told[str]:
+        asked.append((work, selectors, arguments))
+        return told
+
+    monkeypatch.setattr(nodes, "ask", ask)
+    told = nodes.Told({"backup-1": ""}, {})
+    empty_folders(plan)
+    folders = (["/d/backup-1", "/m/backup-1"],)
+    assert asked == [(set_aside, {"backup-1": {"d": "a"}}, {"backup-1": folders})]
+    told = nodes.Told({"backup-1": "busy"}, {})
+    with pytest.raises(Unavailable, match="cannot start on a: busy"):
+        empty_folders(plan)
+    told = nodes.Told({}, {"backup-1": "no answer"})
+    with pytest.raises(Unavailable, match="cannot start on a: no answer"):
+        empty_folders(plan)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_apply_starts_what_is_half_replaced_with_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Its machine is back, and has the folder of the server that was fenced. One that has an actor
+    is left to it."""
+    plan, database = MagicMock(), MagicMock()
+    fences = [{"id": "backup-1", "successor": ""}, {"id": "backup-2", "successor": "new"}]
+    live = [{"id": f"backup-{n}", "state": "live"} for n in (1, 2)]
+    database.status.return_value = {"replaced": fences, "servers": live}
+    plan.name = "backup-1"
+    steps = Steps(database, MagicMock(), [plan], lambda text: None, 1e9)
+    done: list[str] = []
+    monkeypatch.setattr(apply_steps, "cluster_actors", lambda _: {"backup-1": 1} if there else {})
+    monkeypatch.setattr(apply_steps, "empty_folders", lambda _: done.append("empty"))
+    monkeypatch.setattr(steps, "_start", lambda _: done.append("start"))
+    assert steps.take(Step(Act.ADD, "backup", "backup-1"))
+    assert done == (["start"] if there else ["empty", "start"])
+    steps._plans["backup-2"] = plan
+    assert steps.take(Step(Act.ADD, "backup", "backup-2"))
+    assert done.count("empty") == (not there)
