@@ -20,7 +20,7 @@ import stelae
 from stelae.dashboards.boards import BOARDS
 from stelae.recovery.java import python_environment, spark_options
 from stelae.recovery.spark_session import check_spark, stop_session
-from tests.front.pages import DOCS, README, SHOWN, Reader, blocks_of
+from tests.front.pages import DOCS, README, SHOWN, Block, Reader, blocks_of
 from tests.grafana_double import TOKEN, GrafanaDouble
 from tests.java_compiler import needed_jar
 from tests.served import served
@@ -43,11 +43,14 @@ OTHERS = {
     "architecture.md",
     "decisions.md",
     "reference/http.md",
+    "guide.md",  # followed after README.md, below
 }
 """What they say has tests of its own."""
+GUIDE = DOCS / "guide.md"
+"""Goes on from README.md."""
 LEFT = {
-    "make demo": "a Ray and a cluster of its own: `stelae demo` is run by tests/front/test_demo.py",
-    "make test": "these very tests",
+    "pip install": "tests/cluster/test_examples.py installs the wheel, and `make test-matrix`",
+    "stelae demo": "a Ray and a cluster of its own: it is run by tests/front/test_demo.py",
 }
 """Commands of README.md that are not run there, and why."""
 
@@ -61,13 +64,14 @@ def test_every_block_of_code_is_run() -> None:
             assert languages <= {"python", "bash", "yaml", "json"}, name
         elif name not in OTHERS:
             assert not languages, f"{name}: {languages}"
-    assert {block.language for block in blocks_of(README)} == {"python", "bash", "yaml"}
+    assert {block.language for block in blocks_of(README)} == {"python", "bash"}
+    assert {block.language for block in blocks_of(GUIDE)} == {"python", "bash", "yaml"}
     assert all(f"\n{command}" in README.read_text() for command in LEFT)
 
 
-def test_what_the_readme_shows_of_a_feature_store_is_what_the_example_has() -> None:
+def test_what_the_guide_shows_of_a_feature_store_is_what_the_example_has() -> None:
     """The example is run by tests/feast."""
-    (shown,) = [block.text for block in blocks_of(README) if block.language == "yaml"]
+    (shown,) = [block.text for block in blocks_of(GUIDE) if block.language == "yaml"]
     example = README.parent / "examples" / "feast" / "feature_store.yaml"
     known = yaml.safe_load(example.read_text())["online_store"]
     assert yaml.safe_load(shown)["online_store"].items() <= known.items()
@@ -98,22 +102,21 @@ NEED_RAY_OR_SPARK = ("spark", "ray.data", "stelae.data")
 """Words of Python blocks that are run with a real Ray only, below."""
 
 
-def test_readmes_blocks_on_tables_are_one_session(tmp_path: Path) -> None:
+def test_the_blocks_on_tables_of_readme_and_guide_are_one_session(tmp_path: Path) -> None:
     """In their order, each goes on from those before: a name or a column that a block needs and
     none has made is an error here. Servers are real, without Ray."""
+
+    def is_followed(block: Block) -> bool:
+        needs = any(word in block.text for word in NEED_RAY_OR_SPARK)
+        return block.language == "python" and not needs
+
     folder = tmp_path / "bucket"
     elsewhere = {'stelae.launch("cluster.yaml")': "the_database", "s3://bucket": str(folder)}
     with served(tmp_path / "cluster", tservers=3) as here, here.database() as database:
         reader = Reader(tmp_path, elsewhere)
         reader.names["the_database"] = database
-        found = reader.follow(
-            README,
-            lambda block: (
-                block.language == "python"
-                and not any(word in block.text for word in NEED_RAY_OR_SPARK)
-            ),
-        )
-        assert found == 5
+        assert reader.follow(README, is_followed) == 1
+        assert reader.follow(GUIDE, is_followed) == 4
         for name in ("flights", "flights_2", "flights_before"):
             rows = database[name].scan().sort_by("id").to_pylist()
             assert [(row["id"], row["dest"], row["seats"]) for row in rows] == [
@@ -179,7 +182,8 @@ def follow_readme(folder: Path) -> None:
         reader = Reader(folder, elsewhere, LEFT)
         with own_session(database.ray_address) as reader.names["own_spark"]:
             try:
-                assert reader.follow(README) == len(blocks_of(README))
+                for page in (README, GUIDE):
+                    assert reader.follow(page) == len(blocks_of(page))
             finally:
                 reader.close()
         late = [(row["dest"], row["count"]) for row in database["late"].scan().to_pylist()]
