@@ -152,12 +152,16 @@ def _arrow(database: Any, url: str, token: str, rounds: int) -> list[Figure]:
         for _ in range(rounds):
             direct.append(ROWS / timed(lambda: direct_table.upsert(data)))
             http.append(ROWS / timed(lambda: http_table.upsert(data)))
+        for number in range(100):
+            http_table.get(number)
+        single = [timed(lambda n=n: http_table.get(n)) for n in range(1000)]  # type: ignore[misc]
         asked = data.select(["id"]).slice(0, 10_000)
         many = 10_000 / median([timed(lambda: http_table.get_many(asked)) for _ in range(rounds)])
         scan = ROWS / median([timed(http_table.scan) for _ in range(rounds)])
     share = 100 * median(http) / median(direct)
     note = f"{median(http):,.0f} of {median(direct):,.0f} rows/s"
     return [
+        shown("get by the Python HTTP client, p50", median(single) * 1e3, "ms"),
         at_least(f"Arrow rows:write of {ROWS:,} rows, of the direct client", share, 50, "%", note),
         shown("Arrow rows:get of 10,000 keys", many, "rows/s"),
         shown(f"Arrow rows:scan of {ROWS:,} rows", scan, "rows/s"),

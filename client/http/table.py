@@ -15,12 +15,14 @@ import pyarrow as pa
 
 from stelae.client.http.finds import HttpFinds
 from stelae.client.http.json_values import to_json_value
+from stelae.client.http.one_row import row_fields, row_of
 from stelae.client.http.protocol import (
     ARROW_END,
     ARROW_TYPE,
     IF_VERSION_COLUMN,
     JSON_TYPE,
     REQUEST_ID_HEADER,
+    SCHEMA_VERSION_HEADER,
     format_request_id,
     staleness_query,
 )
@@ -31,8 +33,15 @@ from stelae.client.http.records import (
     table_record,
     tablet_location,
 )
-from stelae.client.http.table_calls import arrow_stream, arrow_table, table_path
-from stelae.client.input.convert import Rows, to_arrow
+from stelae.client.http.table_calls import (
+    FEW_BYTES,
+    arrow_stream,
+    arrow_table,
+    computed,
+    is_few,
+    table_path,
+)
+from stelae.client.input.convert import Key, Rows, to_arrow
 from stelae.client.input.filters import Where, normalize_filters
 from stelae.client.input.given import (
     chosen_columns,
@@ -104,7 +113,7 @@ class HttpTable(HttpFinds, TableApi):
         if isinstance(rows, list) and not rows:
             row_versions(if_version, 0)
             return np.empty(0, np.uint64)
-        batch = await asyncio.to_thread(self._batch, op, rows)
+        batch = await computed(is_few(rows), self._batch, op, rows)
         return await self._send(op, batch, if_version, timeout_s)
 
     def _batch(self, op: WriteOp, rows: Rows) -> pa.RecordBatch:
@@ -160,7 +169,7 @@ class HttpTable(HttpFinds, TableApi):
             f"/rows:write?op={name}",
             what=name,
             timeout_s=timeout_s,
-            content=await asyncio.to_thread(arrow_stream, batch),
+            content=await computed(batch.nbytes < FEW_BYTES, arrow_stream, batch),
             headers={
                 "Content-Type": ARROW_TYPE,
                 "Accept": ARROW_TYPE,
@@ -170,13 +179,34 @@ class HttpTable(HttpFinds, TableApi):
 
     # ---- reads ------------------------------------------------------------------------------
 
+    def get_here(
+        self,
+        key: Key,
+        columns: Sequence[str] | None,
+        with_version: bool,
+        max_staleness: float | None,
+        timeout_s: float,
+    ) -> tuple[dict[str, Any] | None] | None:
+        """See `TableApi.get_here`."""
+        schema = self._schema
+        fields = row_fields(self._codec.key(key), schema)
+        if fields is None:
+            return None
+        chosen = self._chosen(columns)
+        query = urlencode([*fields, *(("columns", name) for name in chosen)])
+        age = staleness_query(max_staleness, first="&")
+        headers = {SCHEMA_VERSION_HEADER: str(schema.version), "Accept": JSON_TYPE}
+        path = f"{self._path}/rows?{query}{age}"
+        answer = self._transport.get_directly(path, timeout_s, headers)
+        return None if answer is None else row_of(answer, schema, chosen, with_version)
+
     async def _get_many(self, asked: AskedRows) -> pa.Table:
         age = staleness_query(asked.max_staleness, first="&")
         return await self._again_if_altered(lambda: self._ask_many(asked, age), asked.timeout_s)
 
     async def _ask_many(self, asked: AskedRows, age: str) -> pa.Table:
         chosen = self._chosen(asked.columns)
-        content = await asyncio.to_thread(arrow_stream, self._key_rows(asked.keys))
+        content = await computed(is_few(asked.keys), self._key_stream, asked.keys)
         query: list[tuple[str, str]] = [("columns", name) for name in chosen]
         query.append(("with_versions", "true" if asked.with_versions else "false"))
         response = await self._call(
@@ -187,7 +217,10 @@ class HttpTable(HttpFinds, TableApi):
             content=content,
             headers={"Content-Type": ARROW_TYPE, "Accept": ARROW_TYPE},
         )
-        return await asyncio.to_thread(arrow_table, response.content)
+        return await computed(len(response.content) < FEW_BYTES, arrow_table, response.content)
+
+    def _key_stream(self, keys: Any) -> bytes:
+        return arrow_stream(self._key_rows(keys))
 
     async def _scan(self, asked: AskedScan) -> pa.Table:
         age = staleness_query(asked.max_staleness)

@@ -37,6 +37,9 @@ from stelae.core.records.records import TableRecord
 from stelae.core.schema.schema import DOT_SEGMENTS, TableSchema, check_known_name
 
 T = TypeVar("T")
+FEW_ROWS = 16
+FEW_BYTES = 64 << 10
+"""Work on so much is done at once: to hand it to a thread takes longer."""
 
 
 class HttpTableCalls:
@@ -153,6 +156,16 @@ class HttpTableCalls:
     @property
     def _newest(self) -> TableRecord:
         return self._record
+
+
+def is_few(rows: Any) -> bool:
+    """Whether rows or keys of a call are known to be few; tables and frames are not counted."""
+    return isinstance(rows, dict) or (isinstance(rows, list) and len(rows) <= FEW_ROWS)
+
+
+async def computed(is_small: bool, work: Callable[..., T], *arguments: Any) -> T:
+    """Do ``work`` here if it is small, else in a thread."""
+    return work(*arguments) if is_small else await asyncio.to_thread(work, *arguments)
 
 
 def table_path(name: str) -> str:

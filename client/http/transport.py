@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from stelae.client.http.direct import Answer, DirectGets
 from stelae.client.http.protocol import PROBLEM_TYPE, TIMEOUT_HEADER, error_of_problem, wait_s_of
 from stelae.client.http.records import json_of
 from stelae.core.backoff import Backoff
@@ -74,8 +75,14 @@ class HttpTransport:
         self.rng = rng
         self._token = token
         self.has_answered = has_answered
+        verify = _believed(ca_file) if parts.scheme == "https" else True
+        self._direct: DirectGets | None = None
+        if client is None:
+            context = ssl.create_default_context() if verify is True else verify
+            is_https = parts.scheme == "https"
+            self._direct = DirectGets(self.url, context if is_https else None)
         self._client = client or httpx.AsyncClient(
-            verify=_believed(ca_file) if parts.scheme == "https" else True,
+            verify=verify,
             limits=httpx.Limits(max_connections=100),
             follow_redirects=False,
             trust_env=False,
@@ -137,6 +144,24 @@ class HttpTransport:
         response = await self.call("GET", path, what=what, timeout_s=timeout_s, repeatable=True)
         return json_of(response)
 
+    def get_directly(
+        self, path: str, timeout_s: float, headers: Mapping[str, str]
+    ) -> Answer | None:
+        """Send a GET once from the caller's thread, which blocks. None: `call` is the way."""
+        if self._direct is None:
+            return None
+        answer = self._direct.get(path, {**self._headers(timeout_s), **headers}, timeout_s)
+        if answer is not None:
+            self.has_answered = True
+        return answer
+
+    def _headers(self, left_s: float) -> dict[str, str]:
+        told_s = left_s - min(GRACE_S, left_s * GRACE_SHARE)
+        return {
+            "Authorization": f"Bearer {self._token}",
+            TIMEOUT_HEADER: f"{min(max(told_s, SHORTEST_S), 600.0):.3f}",
+        }
+
     async def _attempt(
         self,
         method: str,
@@ -147,11 +172,7 @@ class HttpTransport:
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
         told_s = left_s - min(GRACE_S, left_s * GRACE_SHARE)
-        all_headers = {
-            "Authorization": f"Bearer {self._token}",
-            TIMEOUT_HEADER: f"{min(max(told_s, SHORTEST_S), 600.0):.3f}",
-            **(headers or {}),
-        }
+        all_headers = {**self._headers(left_s), **(headers or {})}
         # Without a connection nothing was sent: these limits end before the one of all.
         limit = httpx.Timeout(left_s, connect=min(CONNECT_TIMEOUT_S, told_s), pool=told_s)
         try:
@@ -184,6 +205,8 @@ class HttpTransport:
         )
 
     async def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         await self._client.aclose()
 
 

@@ -253,6 +253,18 @@ class TableApi(OneProcess, AsyncFinds):
         """
         return await self._get(AskedRows([key], columns, with_version, max_staleness, timeout))
 
+    def get_here(
+        self,
+        key: Key,
+        columns: Sequence[str] | None,
+        with_version: bool,
+        max_staleness: float | None,
+        timeout_s: float,
+    ) -> tuple[dict[str, Any] | None] | None:
+        """Do as `get` in the caller's thread, which blocks. None: this table has no such way, or it
+        brought no answer."""
+        return None
+
     async def _get(self, asked: AskedRows) -> dict[str, Any] | None:
         """The one row asked for."""
         found = await self._get_many(asked)

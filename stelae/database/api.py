@@ -9,6 +9,7 @@ the process that makes a call.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -162,13 +163,17 @@ class Table(TableIndexes):
         """
         if self._direct is not None:
             return self._direct.get(key, columns, with_version, max_staleness, timeout)
+        began = time.monotonic()
+        found = self._table.get_here(key, columns, with_version, max_staleness, timeout)
+        if found is not None:
+            return found[0]
         return self._loop.run(
             self._table.get(
                 key,
                 columns=columns,
                 with_version=with_version,
                 max_staleness=max_staleness,
-                timeout=timeout,
+                timeout=max(timeout - (time.monotonic() - began), 0.0),
             )
         )
 
