@@ -75,14 +75,10 @@ class HttpTransport:
         self.rng = rng
         self._token = token
         self.has_answered = has_answered
-        verify = _believed(ca_file) if parts.scheme == "https" else True
-        self._direct: DirectGets | None = None
-        if client is None:
-            context = ssl.create_default_context() if verify is True else verify
-            is_https = parts.scheme == "https"
-            self._direct = DirectGets(self.url, context if is_https else None)
+        context = _believed(ca_file) if parts.scheme == "https" else None
+        self._direct = DirectGets(self.url, context) if client is None else None
         self._client = client or httpx.AsyncClient(
-            verify=verify,
+            verify=True if context is None else context,
             limits=httpx.Limits(max_connections=100),
             follow_redirects=False,
             trust_env=False,
@@ -222,10 +218,10 @@ def _nobody_listens(error: BaseException) -> bool:
     return False
 
 
-def _believed(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
+def _believed(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
     """Raises InvalidArgument."""
     if ca_file is None:
-        return True
+        return httpx.create_ssl_context(trust_env=False)
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # (SSLError is one, too)

@@ -72,11 +72,13 @@ def test_a_row_is_the_same_as_over_the_loop(database: Database) -> None:
     asked = direct_calls(database)
     for row in ROWS:
         key = (row["id"], row["name"])
-        for options in ({}, {"columns": ["x", "id"]}, {"with_version": True}):
-            found = table.get(key, **options)  # type: ignore[arg-type]
-            over_loop = database._loop.run(table._table.get(key, **options))  # type: ignore[arg-type]
+        several: list[dict[str, Any]] = [{}, {"columns": ["x", "id"]}, {"with_version": True}]
+        for options in several:
+            found = table.get(key, **options)
+            over_loop = database._loop.run(table._table.get(key, **options))
             assert found == over_loop
             assert found is not None
+            assert over_loop is not None
             assert list(found) == list(over_loop)
             assert [type(value) for value in found.values()] == [
                 type(value) for value in over_loop.values()
@@ -108,9 +110,9 @@ def test_what_is_wrong_is_told_in_the_same_words(here: Doors, database: Database
         ({"key": (1, "a"), "columns": ["nothing"]}, ColumnNotFound),
     ):
         with pytest.raises(kind) as caught:
-            table.get(**options)  # type: ignore[arg-type]
+            table.get(**options)
         with pytest.raises(kind) as expected:
-            database._loop.run(table._table.get(**options))  # type: ignore[arg-type]
+            database._loop.run(table._table.get(**options))
         assert str(caught.value) == str(expected.value)
     with Database.open(HttpOrigin(here.http.url, "wrong"), "direct") as stranger:
         foreign = stranger._connection.wrapped(table._table)
