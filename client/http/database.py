@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -67,7 +68,13 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         """``has_answered``: whether the endpoint has answered before, to any process."""
         rng = random.SystemRandom()
         self._transport = HttpTransport(
-            url, token, client, ca_file, rng=rng, has_answered=has_answered
+            url,
+            token,
+            client,
+            ca_file,
+            rng=rng,
+            monotonic=time.monotonic,
+            has_answered=has_answered,
         )
         self._session = Session(ClientId(make_uuid(rng)))
 

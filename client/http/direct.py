@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -37,10 +36,12 @@ class Answer:
 class DirectGets:
     """GET requests to one endpoint, from any thread. Blocks.
 
-    ``url``: as `HttpTransport` has checked it. ``context``: of https.
+    ``url``: as `HttpTransport` has checked it. ``context``: of https. ``monotonic``: clock, seconds.
     """
 
-    def __init__(self, url: str, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, url: str, context: ssl.SSLContext | None, monotonic: Callable[[], float]
+    ) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port
@@ -48,17 +49,18 @@ class DirectGets:
         self._base = parts.path.rstrip("/")
         self._idle: list[http.client.HTTPConnection] = []
         self._is_closed = False
+        self._monotonic = monotonic
 
     def get(self, path: str, headers: Mapping[str, str], timeout_s: float) -> Answer | None:
         """Send a GET once. None: no whole answer came, for whatever reason."""
-        deadline = time.monotonic() + min(ATTEMPT_S, timeout_s * ATTEMPT_SHARE)
+        deadline = self._monotonic() + min(ATTEMPT_S, timeout_s * ATTEMPT_SHARE)
         connection = self._idle.pop() if self._idle else self._new()
         try:
-            _limit(connection, deadline)
+            _limit(connection, deadline - self._monotonic())
             connection.request("GET", self._base + path, headers=dict(headers))
-            _limit(connection, deadline)
+            _limit(connection, deadline - self._monotonic())
             response = connection.getresponse()
-            _limit(connection, deadline)
+            _limit(connection, deadline - self._monotonic())
             body = response.read()
             answer = Answer(
                 response.status,
@@ -88,9 +90,8 @@ class DirectGets:
         return http.client.HTTPSConnection(self._host, self._port, context=self._context)
 
 
-def _limit(connection: http.client.HTTPConnection, deadline: float) -> None:
-    """Let the next step end by the deadline. Raises TimeoutError."""
-    left_s = deadline - time.monotonic()
+def _limit(connection: http.client.HTTPConnection, left_s: float) -> None:
+    """Let the next step take so long at most. Raises TimeoutError."""
     if left_s <= 0:
         raise TimeoutError
     connection.timeout = left_s

@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,9 +61,11 @@ class HttpTransport:
         ca_file: str | os.PathLike[str] | None = None,
         *,
         rng: random.Random,
+        monotonic: Callable[[], float],
         has_answered: bool = False,
     ) -> None:
-        """``rng``: source of the jitter of pauses between attempts. ``has_answered``: the front is
+        """``rng``: source of the jitter of pauses between attempts. ``monotonic``: clock, for what
+        is not on an event loop. ``has_answered``: the front is
         known to exist, so that one which refuses connections is waited for."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
@@ -76,7 +78,7 @@ class HttpTransport:
         self._token = token
         self.has_answered = has_answered
         context = _believed(ca_file) if parts.scheme == "https" else None
-        self._direct = DirectGets(self.url, context) if client is None else None
+        self._direct = DirectGets(self.url, context, monotonic) if client is None else None
         self._client = client or httpx.AsyncClient(
             verify=True if context is None else context,
             limits=httpx.Limits(max_connections=100),

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import stat
+import time
 from pathlib import Path
 
 import httpx
@@ -186,7 +187,9 @@ async def test_a_client_gives_up_at_once_what_cannot_be_in_time() -> None:
         return httpx.Response(429, headers=dict(error.headers), content=bytes(error.body))
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    transport = HttpTransport("http://x", "token", client, rng=random.Random(1))
+    transport = HttpTransport(
+        "http://x", "token", client, rng=random.Random(1), monotonic=time.monotonic
+    )
     call = {"what": "w", "timeout_s": 30.0, "repeatable": True}
     with pytest.raises(errors.Overloaded):
         await transport.call("GET", "/", **call)  # type: ignore[arg-type]
@@ -268,7 +271,9 @@ async def test_a_proxy_that_lost_its_server_leaves_the_outcome_unknown(status: i
 
     def transport() -> HttpTransport:
         client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        return HttpTransport("http://stelae", "t", client, rng=random.Random(1))
+        return HttpTransport(
+            "http://stelae", "t", client, rng=random.Random(1), monotonic=time.monotonic
+        )
 
     async def write(*, repeatable: bool) -> httpx.Response:
         return await transport().call(
@@ -292,9 +297,11 @@ async def test_the_newline_at_the_end_of_a_token_file_is_no_part_of_the_token() 
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     for token in ("stelae_x\n", "stelae_x\r\n", "stelae_x"):
-        transport = HttpTransport("http://x", token, client, rng=random.Random(1))
+        transport = HttpTransport(
+            "http://x", token, client, rng=random.Random(1), monotonic=time.monotonic
+        )
         await transport.read("/", what="w", timeout_s=30.0)
     assert sent == ["Bearer stelae_x"] * 3
     for wrong in ("", "\n", "stelae_\nx"):
         with pytest.raises(InvalidArgument):
-            HttpTransport("http://x", wrong, client, rng=random.Random(1))
+            HttpTransport("http://x", wrong, client, rng=random.Random(1), monotonic=time.monotonic)

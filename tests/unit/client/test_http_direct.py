@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -82,7 +83,7 @@ def whole(body: bytes = BODY) -> bytes:
 
 def test_a_connection_is_kept_and_a_broken_one_is_not(endpoint: Endpoint) -> None:
     """After a failure the next call has a new connection."""
-    gets = DirectGets(f"http://127.0.0.1:{endpoint.port}/base", None)
+    gets = DirectGets(f"http://127.0.0.1:{endpoint.port}/base", None, time.monotonic)
     endpoint.answers = [whole(), whole(), b"", whole()]
     for _ in range(2):
         answer = gets.get("/x", {}, 30.0)
@@ -108,7 +109,7 @@ def test_a_connection_is_kept_and_a_broken_one_is_not(endpoint: Endpoint) -> Non
 )
 def test_an_answer_that_is_not_whole_is_none(endpoint: Endpoint, answer: bytes | None) -> None:
     """A silent server takes half of the call's time at most."""
-    gets = DirectGets(f"http://127.0.0.1:{endpoint.port}", None)
+    gets = DirectGets(f"http://127.0.0.1:{endpoint.port}", None, time.monotonic)
     endpoint.answers = [answer]
     assert gets.get("/x", {}, 1.0) is None
     assert gets._idle == []
@@ -118,7 +119,7 @@ def test_nobody_listens() -> None:
     """The loop's way has the words for it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert DirectGets(f"http://127.0.0.1:{port}", None).get("/x", {}, 5.0) is None
+    assert DirectGets(f"http://127.0.0.1:{port}", None, time.monotonic).get("/x", {}, 5.0) is None
 
 
 @pytest.mark.parametrize(

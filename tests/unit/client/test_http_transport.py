@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import httpx
@@ -47,7 +48,9 @@ async def outcome(*answers: Answer, method: str = "PUT", timeout_s: float = 5.0)
         return (left.pop(0) if len(left) > 1 else left[0])(request)
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(next_answer))
-    transport = HttpTransport("http://h:1", "token", client, rng=random.Random(1))
+    transport = HttpTransport(
+        "http://h:1", "token", client, rng=random.Random(1), monotonic=time.monotonic
+    )
     with pytest.raises(StelaeError) as caught:
         await transport.call(method, "/x", what="upsert", timeout_s=timeout_s, repeatable=True)
     await transport.close()
@@ -76,6 +79,8 @@ async def test_a_write_is_not_repeated_beyond_what_servers_remember(
     monkeypatch.setattr(module, "REPEAT_S", -1.0)
     assert isinstance(await outcome(lost, fine, timeout_s=600.0), OutcomeUnknown)
     client = httpx.AsyncClient(transport=httpx.MockTransport(fine))
-    transport = HttpTransport("http://h:1", "token", client, rng=random.Random(1))
+    transport = HttpTransport(
+        "http://h:1", "token", client, rng=random.Random(1), monotonic=time.monotonic
+    )
     await transport.call("GET", "/x", what="get", timeout_s=5.0, repeatable=True)
     await transport.close()
