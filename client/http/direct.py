@@ -36,7 +36,8 @@ class Answer:
 class DirectGets:
     """GET requests to one endpoint, from any thread. Blocks.
 
-    ``url``: as `HttpTransport` has checked it. ``context``: of https. ``monotonic``: clock, seconds.
+    ``url``: as `HttpTransport` has checked it. ``context``: of https.
+    ``monotonic``: a clock in seconds.
     """
 
     def __init__(
