@@ -7,6 +7,7 @@ from tests.mutants.mutant import mutants_of
 _DECIDED = ("tests/unit/coordinator/apply/test_away.py",)
 _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
 _FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
+_REFUSED = ("tests/unit/actors/test_refused_servers.py",)
 _SHELL = ("tests/unit/stelae/test_replacing.py",)
 
 MUTANTS = [
@@ -54,6 +55,7 @@ MUTANTS = [
             ("    if liveness.may_hear(now):\n", "    if False:\n"),
             ("    if liveness.live_server(order.uuid, now) is not None:\n", "    if False:\n"),
             ("    if mark.maintenance:\n", "    if False:\n"),
+            ("    if catalog.mark(server.uuid).replaced:", "    if False:"),
             ("        and not mark.successor\n", ""),
             ("        and mark.uuid != server.uuid\n", ""),
             ("(mark.kind, mark.name) == (server.kind, server.name)", "mark.name == server.name"),
@@ -89,6 +91,16 @@ MUTANTS = [
         "actors/safekeeper/server.py",
         _FENCED,
         [("        require_not_replaced(reply, self.info.name)\n", "")],
+    ),
+    *mutants_of(
+        "actors/cas_store/server.py",
+        _REFUSED,
+        [("                require_not_replaced(reply, self.info.name)\n", "")],
+    ),
+    *mutants_of(
+        "actors/master/heartbeat_requests.py",
+        _REFUSED,
+        [("        if master.catalog.mark(server.uuid).replaced:\n", "        if False:\n")],
     ),
     *mutants_of(
         "stelae/applying/replacing.py",
