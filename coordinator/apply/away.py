@@ -5,7 +5,7 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 (`stelae.coordinator.ddl.replacement`). Rules of the decision:
 
 - R1: the machine has been away for ``replace_after``, by Ray's nodes. How long a server was silent
-  says nothing of its machine.
+  says nothing of its machine. Time in which nobody looked does not count.
 - R2: a server that the masters hear, or whose UUID they do not know, is not replaced.
 - R3: a configuration store with SQLite stays, as its rows are in its folder.
 - R4: each timeline has a live majority of its members, old and new, without the safekeeper.
@@ -31,6 +31,8 @@ from stelae.core.records.records import ServerKind
 START_LIMIT_S = 90.0
 """Seconds after which a server that was started elsewhere, and that the masters have not heard,
 goes to another machine. It has no data."""
+LOOK_GAP_S = 60.0
+"""Longest time between two looks that counts. A machine may have been there in a longer one."""
 ORDER = (
     ServerKind.CAS_STORE.value,
     ServerKind.BACKUP.value,
@@ -83,14 +85,15 @@ class Look:
     """Servers that are half replaced and have an actor on a live machine: for how many seconds."""
 
 
-def still_away(
-    before: Mapping[str, float], placed: Iterable[str], live: Collection[str], now: float
+def since_when(
+    before: Mapping[str, float], names: Iterable[str], now: float, looked_at: float
 ) -> dict[str, float]:
-    """Since when each machine with a server has been away. One that is live is counted anew.
+    """Since when each of these names has been among them, by looks without long gaps.
 
-    ``before``: what the last look returned, in seconds of the same clock.
+    ``before``: what the last look returned. It was made at ``looked_at``, by the same clock.
     """
-    return {m: before.get(m, now) for m in sorted(set(placed)) if m not in live}
+    known = before if now - looked_at <= LOOK_GAP_S else {}  # R1
+    return {name: known.get(name, now) for name in sorted(set(names))}
 
 
 def replacements(look: Look) -> list[Verdict]:

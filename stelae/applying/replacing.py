@@ -32,7 +32,7 @@ import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.applying.spec_operations import RaySpecs
-from stelae.coordinator.apply.away import Look, Next, Verdict, replacements, still_away
+from stelae.coordinator.apply.away import Look, Next, Verdict, replacements, since_when
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.config.store_url import POSTGRESQL
@@ -68,8 +68,14 @@ class Replacing:
     def __init__(self, data_dir: str, now: Callable[[], float] = time.monotonic) -> None:
         self._data_dir = data_dir
         self._now = now
+        self._live: dict[str, str] = {}
+        """Machines that Ray has, by the last look, with their addresses."""
         self._away: dict[str, float] = {}
+        self._nodes_seen_at = now()
+        """When Ray said last which nodes it has: time without that does not count as away."""
         self._starting: dict[str, float] = {}
+        self._status_seen_at = now()
+        """When masters said last which servers are half replaced."""
         self._failed: dict[str, tuple[str, ...]] = {}
         """Machines on which a server did not start, by its name."""
         self._told: dict[str, str] = {}
@@ -90,6 +96,7 @@ class Replacing:
             if known is None:
                 self._away, self.verdicts, self.away_since = {}, [], {}
                 return
+            self._look_at_nodes(known)  # also while no master leads
             with connect() as database:
                 self._step(database, home, known)
 
@@ -103,6 +110,7 @@ class Replacing:
             again = known_at(home)
             if again is None or again.stamp != known.stamp:
                 return
+            self._look_at_nodes(again)
             due = self._due(database, again)
             if due is not None:
                 sure()
@@ -120,29 +128,32 @@ class Replacing:
         self._told = told
         return next((each for each in self.verdicts if each.next is not Next.WAIT), None)
 
+    def _look_at_nodes(self, known: Known) -> None:
+        """See which machines are away, by Ray alone."""
+        assert known.spec.placement is not None
+        self._live = machines.live_machines(known.spec.placement.machine_label)
+        away = set(placed_servers(known).values()) - self._live.keys()
+        now = self._now()
+        self._away = since_when(self._away, away, now, self._nodes_seen_at)
+        self._nodes_seen_at = now
+        wall = time.time()
+        self.away_since = {machine: wall - (now - since) for machine, since in self._away.items()}
+
     def _look(self, database: ChangedCluster, known: Known) -> Look:
-        spec, state, now = known.spec, known.state, self._now()
+        spec, placed = known.spec, placed_servers(known)
         assert spec.placement is not None
         assert spec.placement.replace_after_s is not None
-        wanted = [p.name for p in launcher.plans(spec, state) if p.kind is not ServerKind.MASTER]
-        live = machines.live_machines(spec.placement.machine_label)
-        placed = {name: m for name, m in state.machines.items() if name in wanted}
-        before = self._away
-        self._away = still_away(before, placed.values(), live, now)
-        self.away_since = {
-            machine: self.away_since.get(machine, time.time() - (now - since))
-            for machine, since in self._away.items()
-        }
         status = database.status()
         actors = cluster_actors(database.cluster)
-        half = half_replaced(status)
-        started = [n for n in half if n in actors and placed.get(n) in live]
-        self._starting = {n: self._starting.get(n, now) for n in started}
+        half, now = half_replaced(status), self._now()
+        started = [n for n in half if n in actors and placed.get(n) in self._live]
+        self._starting = since_when(self._starting, started, now, self._status_seen_at)
+        self._status_seen_at = now
         self._failed = {n: tried for n, tried in self._failed.items() if n in half}
         records = database._loop.run(database._database.tables())
         used = [d for r in records for d in (r.durability, r.becoming) if d is not None]
         return Look(
-            wanted=wanted,
+            wanted=tuple(placed),
             placed=placed,
             away_s={machine: now - since for machine, since in self._away.items()},
             status=status,
@@ -222,6 +233,13 @@ def known_at(home: Path) -> Known | None:
     if spec.placement is None or spec.placement.replace_after_s is None:
         return None
     return Known(spec, kept.stamp, load_state(home))
+
+
+def placed_servers(known: Known) -> dict[str, str]:
+    """The machine of each server of the spec, but masters. Pure."""
+    plans = launcher.plans(known.spec, known.state)
+    wanted = [plan.name for plan in plans if plan.kind is not ServerKind.MASTER]
+    return {name: known.state.machines[name] for name in wanted if name in known.state.machines}
 
 
 def needs_on(

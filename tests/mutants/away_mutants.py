@@ -15,8 +15,8 @@ MUTANTS = [
         "coordinator/apply/away.py",
         _DECIDED,
         [
-            ("before.get(m, now) for m", "now for m"),
-            ("for m in sorted(set(placed)) if m not in live}", "for m in sorted(set(placed))}"),
+            ("known.get(name, now) for name", "now for name"),
+            ("before if now - looked_at <= LOOK_GAP_S else {}", "before"),
             ("    if left_s > 0.0:\n", "    if False:\n"),
             ("is not True:\n", "is False:\n"),
             ('if any(each["state"] == "live" for each in known):', "if False:"),
@@ -107,6 +107,9 @@ MUTANTS = [
         _SHELL,
         [
             ("again is None or again.stamp != known.stamp:", "again is None:"),
+            ("            self._look_at_nodes(again)\n", ""),
+            ("away, now, self._nodes_seen_at)", "away, now, now)"),
+            ("started, now, self._status_seen_at)", "started, now, now)"),
             ("                sure()\n", "                pass\n"),
             ('        return f"a server runs on {busy}"\n', "        pass\n"),
             ("        folder.rename(aside)\n", "        pass\n"),

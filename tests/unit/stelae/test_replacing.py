@@ -21,7 +21,7 @@ from stelae.applying.steps import Steps
 from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.errors import AlreadyRunning, RetryLater, Unavailable
 from stelae.deploy import machines, node_checks, nodes
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState, load_state
@@ -39,6 +39,7 @@ MACHINES = {
     f"{kind}-{n}": "abc"[n - 1] for kind in ("master", "backup", "tserver") for n in (1, 2, 3)
 }
 AFTER_S = 60.0
+LOOK_EVERY_S = 50.0
 
 
 class Cluster:
@@ -57,6 +58,8 @@ class Cluster:
         """Machines that do not answer when they are asked."""
         self.fenced: dict[str, str] = {}
         self.now = 1000.0
+        self.leads = True
+        """Whether a master leads."""
         self.in_turn: Callable[[], None] = lambda: None
         """Called when the turn was taken: what others have done meanwhile."""
         folder.mkdir(exist_ok=True)
@@ -118,6 +121,8 @@ class Cluster:
         yield lambda: self.done.append("sure")
 
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        if not self.leads:
+            raise RetryLater("no master leads")
         servers = [
             {
                 "id": name,
@@ -141,12 +146,15 @@ class Cluster:
         }
 
     def step(self, after_s: float = 0.0) -> list[str]:
-        """What is done in a step."""
-        self.now += after_s
-        self.done = []
+        """What is done in the steps of so long; the first that does something is the last."""
         connected: Any = self
-        self.work.step("demo", lambda: nullcontext(connected))
-        return self.done
+        self.done = []
+        until = self.now + after_s
+        while True:
+            self.now = min(self.now + LOOK_EVERY_S, until)
+            self.work.step("demo", lambda: nullcontext(connected))
+            if self.done or self.now >= until:
+                return self.done
 
 
 @pytest.fixture
@@ -186,6 +194,42 @@ def test_nothing_is_done_for_a_spec_that_does_not_ask_for_it(cluster: Cluster) -
     cluster.ask(SPEC)
     assert cluster.step(1.0) == []
     assert cluster.work.away_since.keys() == {"c"}
+
+
+def test_a_machine_that_returned_while_no_master_led_is_counted_anew(cluster: Cluster) -> None:
+    """Ray's nodes are looked at all the same."""
+    cluster.leads = False
+    for live in (True, False):
+        if live:
+            cluster.live["c"] = "3"
+        else:
+            del cluster.live["c"]
+        with pytest.raises(RetryLater):
+            cluster.step(LOOK_EVERY_S)
+    cluster.leads = True
+    assert cluster.step(LOOK_EVERY_S) == []
+    assert cluster.step(LOOK_EVERY_S) != []
+
+
+def test_a_time_without_looks_does_not_count_as_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor as time in which a server did not start: another machine is not better then."""
+    monkeypatch.setattr(machines, "live_machines", MagicMock(side_effect=RetryLater("Ray is away")))
+    for _ in range(30):
+        with pytest.raises(RetryLater):
+            cluster.step(LOOK_EVERY_S)
+    monkeypatch.setattr(machines, "live_machines", lambda label: dict(cluster.live))
+    assert cluster.step() == []
+    assert cluster.step(2 * AFTER_S)[-1].startswith("start backup-3")
+    cluster.step()
+    cluster.leads = False
+    for _ in range(30):
+        with pytest.raises(RetryLater):
+            cluster.step(LOOK_EVERY_S)
+    cluster.leads = True
+    assert cluster.step() == []
+    assert cluster.step(2 * AFTER_S)[-1] == "start backup-3 on {'disk': 'b'}"
 
 
 def test_what_somebody_asked_for_meanwhile_counts(cluster: Cluster) -> None:

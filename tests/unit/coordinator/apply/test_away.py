@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from stelae.coordinator.apply.away import (
+    LOOK_GAP_S,
     START_LIMIT_S,
     Look,
     Next,
     Verdict,
     replacements,
-    still_away,
+    since_when,
 )
 
 AFTER_S = 60.0
@@ -128,15 +129,23 @@ def test_only_servers_of_the_spec_are_moved() -> None:
 
 def test_the_time_counts_from_when_the_machine_went_away() -> None:
     """By Ray's nodes; one that was back for a moment counts anew, and so does a new watcher."""
-    since = still_away({}, ["a", "c", "c"], ["a", "b"], 10.0)
+    since = since_when({}, ["c", "c"], 10.0, 5.0)
     assert since == {"c": 10.0}
-    assert still_away(since, ["a", "c"], ["a"], 50.0) == {"c": 10.0}
-    back = still_away(since, ["a", "c"], ["a", "c"], 50.0)
+    assert since_when(since, ["c"], 50.0, 10.0) == {"c": 10.0}
+    back = since_when(since, [], 50.0, 45.0)
     assert back == {}
-    assert still_away(back, ["a", "c"], ["a"], 60.0) == {"c": 60.0}
+    assert since_when(back, ["c"], 60.0, 50.0) == {"c": 60.0}
     verdict = only(looked(kinds=("backup",), away_s={AWAY: AFTER_S - 20.0}))
     assert (verdict.next, verdict.in_s) == (Next.WAIT, 20.0)
     assert verdict.why == "its machine c may come back for 20 s more"
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The machine may have been there then."""
+    since = since_when({}, ["c"], 10.0, 10.0)
+    assert since_when(since, ["c"], 10.0 + LOOK_GAP_S, 10.0) == {"c": 10.0}
+    late = 11.0 + LOOK_GAP_S
+    assert since_when(since, ["c"], late, 10.0) == {"c": late}
 
 
 def test_nothing_is_moved_while_all_machines_are_there() -> None:
