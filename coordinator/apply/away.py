@@ -82,7 +82,7 @@ class Look:
     there: Collection[str] = ()
     """Servers that have an actor, whether it runs or not."""
     starting_s: Mapping[str, float] = field(default_factory=dict)
-    """Servers that are half replaced and have an actor on a live machine: for how many seconds."""
+    """Servers that are half replaced, and whose machine is live: for how many seconds."""
 
 
 def since_when(
@@ -136,13 +136,13 @@ def _carried_on(look: Look, name: str) -> Verdict:
     machine = look.placed.get(name, "")
     if machine in look.away_s:
         return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced")
-    if name not in look.there:
-        return Verdict(name, Next.START, f"it was moved to {machine}, and has no process there")
     starting_s = look.starting_s.get(name, 0.0)
-    if starting_s >= START_LIMIT_S:
+    if starting_s >= START_LIMIT_S:  # with an actor or without one
         return Verdict(
             name, Next.MOVE, f"it has not started on {machine} within {starting_s:.0f} s"
         )
+    if name not in look.there:
+        return Verdict(name, Next.START, f"it was moved to {machine}, and has no process there")
     return Verdict(name, Next.WAIT, f"it starts on {machine}")
 
 

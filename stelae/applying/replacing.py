@@ -146,8 +146,8 @@ class Replacing:
         status = database.status()
         actors = cluster_actors(database.cluster)
         half, now = half_replaced(status), self._now()
-        started = [n for n in half if n in actors and placed.get(n) in self._live]
-        self._starting = since_when(self._starting, started, now, self._status_seen_at)
+        starting = [n for n in half if placed.get(n) in self._live]
+        self._starting = since_when(self._starting, starting, now, self._status_seen_at)
         self._status_seen_at = now
         self._failed = {n: tried for n, tried in self._failed.items() if n in half}
         records = database._loop.run(database._database.tables())

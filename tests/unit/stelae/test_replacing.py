@@ -18,6 +18,7 @@ from stelae.applying import replacing
 from stelae.applying import steps as apply_steps
 from stelae.applying.replacing import Replacing, empty_folders, needs_on, set_aside
 from stelae.applying.steps import Steps
+from stelae.coordinator.apply.away import START_LIMIT_S
 from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
@@ -56,6 +57,8 @@ class Cluster:
         """What machines lack, by machine."""
         self.silent: list[str] = []
         """Machines that do not answer when they are asked."""
+        self.unusable: list[str] = []
+        """Machines on which no folder can be set aside."""
         self.fenced: dict[str, str] = {}
         self.now = 1000.0
         self.leads = True
@@ -98,6 +101,8 @@ class Cluster:
         self.done.append(f"start {plan.name} on {plan.selector}")
 
     def _empty(self, plan: ServerPlan) -> None:
+        if plan.machine in self.unusable:
+            raise Unavailable(plan.name, "no answer")
         self.done.append(f"empty {plan.name} on {plan.machine}")
 
     def _check(self, label: str, needs: Any) -> Checked:
@@ -298,6 +303,20 @@ def test_a_server_that_does_not_start_goes_to_another_machine(cluster: Cluster) 
     assert found[-1] == "start backup-3 on {'disk': 'b'}"
     cluster.step()
     assert cluster.step(100.0)[-1] == "start backup-3 on {'disk': 'a'}"
+
+
+def test_a_server_whose_folder_cannot_be_emptied_goes_to_another_machine(
+    cluster: Cluster,
+) -> None:
+    """Each attempt to start it there fails, and it has no actor."""
+    cluster.unusable = ["a"]
+    with pytest.raises(Unavailable, match="no answer"):
+        cluster.step(2 * AFTER_S)
+    assert "backup-3" not in cluster.actors
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="no answer"):
+            cluster.step(START_LIMIT_S / 2 - 1.0)
+    assert cluster.step(5.0)[-1] == "start backup-3 on {'disk': 'b'}"
 
 
 def test_a_moved_server_needs_what_an_added_one_needs() -> None:

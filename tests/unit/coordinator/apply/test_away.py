@@ -297,7 +297,9 @@ def test_a_start_that_fails_goes_to_another_machine() -> None:
     look = replace(look, placed={**look.placed, "backup-3": "a"})
     starting = replace(look, starting_s={"backup-3": START_LIMIT_S - 1.0})
     assert only(starting).next is Next.WAIT
-    assert only(replace(look, starting_s={"backup-3": START_LIMIT_S})).next is Next.MOVE
+    late = replace(look, starting_s={"backup-3": START_LIMIT_S})
+    assert only(late).next is Next.MOVE
+    assert only(replace(late, there=())).next is Next.MOVE, "what keeps it from having an actor"
 
 
 def test_the_next_server_waits_until_the_one_before_was_heard() -> None:
