@@ -10,8 +10,9 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 - R3: a configuration store with SQLite stays, as its rows are in its folder.
 - R4: each timeline has a live majority of its members, old and new, without the safekeeper.
 - R5: each tablet with replicas has a live majority of its voters without the tablet server.
-- R6: nothing may need the backup: all tablets run, their rows are loaded, and no segment lacks a
-  replica, unless the other backups are too few for that. Then a new backup is the cure.
+- R6: nothing may need the backup: all tablets run, their rows are loaded, each segment is on a live
+  backup, and no segment lacks a replica, unless the other backups are too few for that. Then a new
+  backup is the cure.
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
   first, wherever it was left: its data was given up before.
 - R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
@@ -202,6 +203,10 @@ def _needs_backup(look: Look) -> str:
         each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
         for each in look.status["servers"]
     )
+    for shortage in look.status["shortages"]:
+        if shortage["segments_unheld"]:
+            what = f"tablet {shortage['number']} of {shortage['table']!r}"
+            return f"segments of {what} are in its server's memory, and on no backup that lives"
     if look.status["shortages"] and others >= look.copies:
         return "the other backups are making replicas of segments again"
     return ""

@@ -314,6 +314,7 @@ def _shortage(inputs: StatusInputs, tablet: TabletRecord) -> Iterator[dict[str, 
         "number": tablet.number,
         "segments": said.segments,
         "segments_of": said.segments_at_most,
+        "segments_unheld": said.segments_unheld,
         "bytes": said.size_bytes,
         "bytes_of": said.bytes_at_most,
     }

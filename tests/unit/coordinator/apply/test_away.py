@@ -265,9 +265,14 @@ def test_a_backup_is_not_given_up_while_something_may_need_it(
 
 def test_shortages_are_waited_for_where_the_other_backups_can_end_them() -> None:
     """With too few of them, another backup is what ends them."""
-    look = with_status(looked(tablet(), kinds=("backup",)), shortages=[{}])
+    lacks = {"table": "t", "number": 1, "segments_unheld": 0}
+    look = with_status(looked(tablet(), kinds=("backup",)), shortages=[lacks])
     assert only(look).why == "the other backups are making replicas of segments again"
     assert only(replace(look, copies=3)).next is Next.MOVE
+    needed = with_status(look, shortages=[lacks, {**lacks, "segments_unheld": 1}])
+    found = only(replace(needed, copies=3))
+    assert found.next is Next.WAIT, "what was loaded may be on that disk alone"
+    assert "on no backup that lives" in found.why
 
 
 def test_a_move_that_was_left_half_done_is_carried_on_before_others() -> None:
