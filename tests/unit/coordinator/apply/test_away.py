@@ -116,7 +116,7 @@ def test_servers_of_a_machine_that_stays_away_are_moved_one_after_the_other() ->
         ("safekeeper-3", Next.WAIT),
         ("tserver-3", Next.WAIT),
     ]
-    assert found[0].uuid == "backup3"
+    assert found[0].uuids == ("backup3",)
     assert found[0].why == "machine c stays away"
     assert found[1].why == "backup-3 goes first"
 
@@ -169,15 +169,36 @@ def test_a_leader_that_has_not_heard_everybody_moves_nobody(heard: bool | None) 
     )
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_server_is_moved_only_if_it_is_known_whom_to_fence(count: int) -> None:
-    """Exactly one UUID of its name."""
-    look = looked(kinds=("backup",))
+def of_backup_3(look: Look, *states: str) -> Look:
+    """With so many UUIDs of the name, of which some are live."""
     others = [each for each in look.status["servers"] if each["id"] != "backup-3"]
-    same = [server("backup", 3, uuid=f"u{number}") for number in range(count)]
-    verdict = only(with_status(look, servers=[*others, *same]))
+    same = [server("backup", 3, uuid=f"u{n}", state=each) for n, each in enumerate(states)]
+    return with_status(look, servers=[*others, *same])
+
+
+def test_a_server_is_moved_only_if_it_is_known_whom_to_fence() -> None:
+    """The masters may never have heard it."""
+    verdict = only(of_backup_3(looked(kinds=("backup",))))
     assert verdict.next is Next.WAIT
-    assert f"the masters know {count} UUIDs of it" in verdict.why
+    assert "the masters know no UUID of it" in verdict.why
+
+
+def test_all_silent_uuids_of_the_name_are_fenced() -> None:
+    """A server that lost its disk once is known by two, until the masters start again."""
+    look = looked(kinds=("backup",))
+    verdict = only(of_backup_3(look, "dead", "dead"))
+    assert (verdict.next, verdict.uuids) == (Next.MOVE, ("u0", "u1"))
+    verdict = only(of_backup_3(look, "dead", "live"))
+    assert (verdict.next, verdict.why) == (Next.WAIT, "the masters still hear it")
+    left = only(of_backup_3(half(look, "backup-3"), "dead", "live"))
+    assert (left.next, left.uuids) == (Next.MOVE, ("u0",)), "those that a killed step left"
+
+
+def test_without_a_time_only_what_is_half_replaced_is_carried_on() -> None:
+    """It has no disk any more."""
+    look = looked(kinds=("backup", "tserver"), replace_after_s=None)
+    assert not replacements(look)
+    assert next_of(half(look, "backup-3")) == {"backup-3": Next.MOVE}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +304,7 @@ def test_a_move_that_was_left_half_done_is_carried_on_before_others() -> None:
         "backup-3": Next.WAIT,
         "tserver-3": Next.WAIT,
     }
-    assert not replacements(look)[0].uuid, "it is fenced already"
+    assert not replacements(look)[0].uuids, "it is fenced already"
 
 
 def test_a_half_moved_server_without_a_process_is_started_where_it_was_written_down() -> None:
@@ -305,6 +326,16 @@ def test_a_start_that_fails_goes_to_another_machine() -> None:
     late = replace(look, starting_s={"backup-3": START_LIMIT_S})
     assert only(late).next is Next.MOVE
     assert only(replace(late, there=())).next is Next.MOVE, "what keeps it from having an actor"
+
+
+def test_a_step_that_failed_a_moment_ago_keeps_no_other_server() -> None:
+    """Unless it is half replaced: then all others wait for it."""
+    look = replace(looked(kinds=("backup", "tserver")), paused={("backup-3", Next.MOVE): "no room"})
+    assert next_of(look) == {"backup-3": Next.WAIT, "tserver-3": Next.MOVE}
+    assert replacements(look)[0].why == "no room"
+    assert next_of(half(look, "backup-3")) == {"backup-3": Next.WAIT, "tserver-3": Next.WAIT}
+    other = replace(look, paused={("backup-3", Next.START): "no room"})
+    assert next_of(other) == {"backup-3": Next.MOVE, "tserver-3": Next.WAIT}
 
 
 def test_the_next_server_waits_until_the_one_before_was_heard() -> None:
