@@ -33,12 +33,13 @@ from typing import Any
 import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
+from stelae.actors.server.instance import INSTANCE_FILE, decode_instance
 from stelae.applying.spec_operations import RaySpecs
 from stelae.coordinator.apply.away import Look, Next, Verdict, replacements, since_when
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.config.store_url import POSTGRESQL
-from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.errors import AlreadyRunning, CorruptData, Unavailable
 from stelae.core.ids import ServerUuid
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
@@ -56,6 +57,8 @@ PAUSE_S = 10.0
 """Seconds after the first failure of a step, in which others go on; doubled with each one more. The
 looks have jitter."""
 PAUSE_MAX_S = 300.0
+ENDS_POLL_S = 0.2
+"""Seconds between looks at a process that ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,29 +331,67 @@ def half_replaced(status: Mapping[str, Any]) -> list[str]:
     return [each["id"] for each in status.get("replaced", ()) if not each["successor"]]
 
 
-def empty_folders(plan: ServerPlan) -> None:
-    """Set aside what is in the folders of a new server on its machine. Raises StelaeError: a
-    process holds them, or the machine does not answer."""
+def start_again_empty(
+    status: Mapping[str, Any],
+    plans: Sequence[ServerPlan],
+    actors: dict[str, Any],
+    deadline: float,
+) -> None:
+    """Start half replaced servers again that a launch has started on the disk of a fenced one.
+
+    A launch knows only once masters run which UUIDs are fenced. ``actors`` gets the new ones.
+    Raises AlreadyRunning, Unavailable: its process did not end in time.
+    """
+    fenced = [str(each["uuid"]) for each in status.get("replaced", ())]
+    half = half_replaced(status)
+    for plan in plans:
+        if plan.name not in half:
+            continue
+        ray.kill(actors[plan.name])
+        while True:
+            try:
+                empty_folders(plan, fenced)
+                actors[plan.name] = create_actor(plan)
+                break
+            except (AlreadyRunning, Unavailable):  # its process, or its name, is there yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(ENDS_POLL_S)
+
+
+def empty_folders(plan: ServerPlan, only_of: Sequence[str] = ()) -> None:
+    """Set aside what is in the folders of a new server on its machine; see `set_aside`. Raises
+    StelaeError: a process holds them, or the machine does not answer."""
     folders = [plan.folder]
     folders += [
         str(Path(medium.path) / plan.name)
         for medium in plan.media
         if medium.path is not None and os.path.isabs(medium.path)
     ]
-    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: (folders,)})
+    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: (folders, only_of)})
     problem = told.silent.get(plan.name) or told.answers[plan.name]
     if problem:
         raise Unavailable(plan.name, f"it cannot start on {plan.machine}: {problem}")
 
 
-def set_aside(folders: Sequence[str]) -> str:
+def set_aside(folders: Sequence[str], only_of: Sequence[str] = ()) -> str:
     """Rename folders, so that there are none of these names. Runs on their machine.
 
-    Returns what keeps it from being done; empty: it is done. Again is fine.
+    ``only_of``: UUIDs. If there are any, folders of another server stay: the first one says whose
+    they are. Returns what keeps it from being done; empty: it is done. Again is fine.
     """
     there = [Path(folder) for folder in folders if Path(folder).exists()]
     if busy := next((str(folder) for folder in there if is_locked(folder)), ""):
         return f"a server runs on {busy}"
+    if only_of:
+        try:
+            whose = decode_instance((Path(folders[0]) / INSTANCE_FILE).read_bytes()).server_uuid
+        except FileNotFoundError:  # it has not begun
+            return ""
+        except CorruptData as error:
+            return str(error)
+        if whose not in only_of:
+            return ""
     for folder in there:
         number = 1
         while (aside := folder.with_name(f"{folder.name}.{ASIDE}-{number}")).exists():

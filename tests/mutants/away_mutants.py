@@ -136,6 +136,7 @@ MUTANTS = [
             ("                sure()\n", "                pass\n"),
             ('        return f"a server runs on {busy}"\n', "        pass\n"),
             ("        folder.rename(aside)\n", "        pass\n"),
+            ("        if whose not in only_of:\n", "        if False:\n"),
             ("            for uuid in due.uuids:\n", "            for uuid in ():\n"),
             ("if self._half == [] and (not self._away", "if (not self._away"),
             ("if not checked.problems and", "if True or"),

@@ -38,13 +38,12 @@ def test_a_replaced_configuration_store_ends_at_its_heartbeat() -> None:
     runtime = MagicMock()
     runtime.clock.sleep = AsyncMock(side_effect=asyncio.CancelledError)
     store = CasStore(runtime, MagicMock(), name="cas_store-1", cluster="demo")
-    store.info, store._masters = MagicMock(), MagicMock(has=lambda master: True)
+    store.info, store._masters = MagicMock(), MagicMock(update=AsyncMock())
     store.info.name = "cas_store-1"
 
     def beat(*, is_leader: bool) -> None:
         reply = HeartbeatReply(is_leader=is_leader, term=1, sent=1.0, replaced=True)
         runtime.peers.call = AsyncMock(return_value=MagicMock(body=reply))
-        store._masters.update = AsyncMock()
         asyncio.run(store._heartbeat(Address("m:1")))
 
     with pytest.raises(Replaced, match="cas_store-1: another server has this name"):

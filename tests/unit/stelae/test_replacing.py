@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from stelae.actors.ray_host.host import ServerPlan
+from stelae.actors.server.instance import INSTANCE_FILE, Instance, encode_instance
 from stelae.applying import replacing
 from stelae.applying import steps as apply_steps
 from stelae.applying.replacing import PAUSE_MAX_S, Replacing, empty_folders, needs_on, set_aside
@@ -23,6 +24,7 @@ from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, RetryLater, Unavailable
+from stelae.core.ids import ServerUuid
 from stelae.deploy import machines, node_checks, nodes
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState, load_state
@@ -330,7 +332,11 @@ def test_a_server_that_fits_nowhere_does_not_keep_the_next_one(cluster: Cluster)
 
 def test_a_target_that_went_away_meanwhile_is_chosen_again(cluster: Cluster) -> None:
     """It was chosen before the turn."""
-    cluster.in_turn = lambda: cluster.live.pop("a", None)
+
+    def lose_target() -> None:
+        cluster.live.pop("a", None)
+
+    cluster.in_turn = lose_target
     for _ in range(2):
         assert cluster.step(LOOK_EVERY_S) == []
     assert "a" not in cluster.live
@@ -429,6 +435,56 @@ def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+def test_only_the_folder_of_a_fenced_server_is_set_aside_by_a_launch(tmp_path: Path) -> None:
+    """That of its successor stays, and one that cannot be read is told of."""
+    folder = tmp_path / "backup-1"
+    assert set_aside([str(folder)], ["old"]) == ""
+    folder.mkdir()
+    assert set_aside([str(folder)], ["old"]) == "", "it has no identity yet"
+    whose = Instance(ServerUuid("new"), "demo", "backup", "backup-1", 1.0, 1)
+    (folder / INSTANCE_FILE).write_bytes(encode_instance(whose))
+    assert set_aside([str(folder)], ["old"]) == ""
+    assert folder.exists()
+    assert set_aside([str(folder)], ["old", "new"]) == ""
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / INSTANCE_FILE).write_bytes(b"broken")
+    assert INSTANCE_FILE in set_aside([str(folder)], ["old"])
+    assert folder.exists()
+
+
+def test_a_launch_starts_a_half_replaced_server_again_with_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its machine is back, with the disk of the server that was fenced."""
+    plans = [MagicMock(), MagicMock()]
+    plans[0].name, plans[1].name = "backup-1", "backup-2"
+    fences = [
+        {"id": "backup-1", "uuid": "old", "successor": ""},
+        {"id": "backup-2", "uuid": "older", "successor": "new"},
+    ]
+    done: list[Any] = []
+    tries = iter([Unavailable("backup-1", "a server runs"), None, None])
+
+    def empty(plan: Any, only_of: Any) -> None:
+        done.append(("empty", plan.name, only_of))
+        if (error := next(tries)) is not None:
+            raise error
+
+    monkeypatch.setattr(replacing, "empty_folders", empty)
+    monkeypatch.setattr(replacing, "create_actor", lambda plan: f"new {plan.name}")
+    monkeypatch.setattr(replacing, "ENDS_POLL_S", 0.0)
+    monkeypatch.setattr(ray, "kill", lambda actor: done.append(("kill", actor)))
+    actors = {"backup-1": "first", "backup-2": "second"}
+    replacing.start_again_empty({"replaced": fences}, plans, actors, float("inf"))
+    attempt = ("empty", "backup-1", ["old", "older"])
+    assert done == [("kill", "first"), attempt, attempt]
+    assert actors == {"backup-1": "new backup-1", "backup-2": "second"}
+    tries = iter([Unavailable("backup-1", "a server runs")])
+    with pytest.raises(Unavailable, match="a server runs"):
+        replacing.start_again_empty({"replaced": fences}, plans, actors, 0.0)
+
+
 def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,7 +501,7 @@ def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     monkeypatch.setattr(nodes, "ask", ask)
     told = nodes.Told({"backup-1": ""}, {})
     empty_folders(plan)
-    folders = (["/d/backup-1", "/m/backup-1"],)
+    folders = (["/d/backup-1", "/m/backup-1"], ())
     assert asked == [(set_aside, {"backup-1": {"d": "a"}}, {"backup-1": folders})]
     told = nodes.Told({"backup-1": "busy"}, {})
     with pytest.raises(Unavailable, match="cannot start on a: busy"):
