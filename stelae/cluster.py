@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import ray
 
 from stelae.actors.ray_host.host import cluster_actors
 from stelae.applying.front import start_http
-from stelae.applying.replacing import start_applier
+from stelae.applying.replacing import start_again_empty, start_applier
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
@@ -161,6 +162,9 @@ def _launch(
         database.spec, database.actors = spec, actors
         database.owns_ray, database.lock = owns_ray, lock
         try:
+            status = database.status(timeout=READY_TIMEOUT_S)
+            plans = launcher.plans(spec, state)
+            start_again_empty(status, plans, actors, time.monotonic() + READY_TIMEOUT_S)
             _wait_live(database, spec, len(state.masters))
             if len(state.masters) != spec.masters.count:
                 scale_masters(database, spec.masters.count, progress)

@@ -16,7 +16,8 @@ from packaging.specifiers import SpecifierSet
 
 
 def tested_window() -> SpecifierSet:
-    """What the package ``stelae`` asks of Ray's version."""
+    """What the package ``stelae`` asks of Ray's version. Raises PackageNotFoundError: Stelae is not
+    installed as a package, but found by ``PYTHONPATH`` or Ray's ``py_modules``."""
     asked = map(Requirement, importlib.metadata.requires("stelae") or ())
     return next(each.specifier for each in asked if each.name == "ray")
 
@@ -34,5 +35,9 @@ def warning_about(version: str, window: SpecifierSet) -> str:
 @functools.cache
 def warn_outside_window() -> None:
     """Warn, once, if this process has a Ray that Stelae is not tested with."""
-    if text := warning_about(ray.__version__, tested_window()):
+    try:
+        window = tested_window()
+    except importlib.metadata.PackageNotFoundError:  # the window is not known there
+        return
+    if text := warning_about(ray.__version__, window):
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -168,6 +168,15 @@ class IndexFacts(msgspec.Struct, frozen=True):
     indexlets: tuple[IndexletFacts, ...]
 
 
+class ReplacedFacts(msgspec.Struct, frozen=True):
+    """A server whose name another one has, or is to have, on another machine."""
+
+    id: str
+    uuid: ServerUuid
+    successor: str = ""
+    """UUID of that one; empty: it was not heard yet, and the replacement is half done."""
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """The status document of the leader master."""
 
@@ -179,6 +188,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     migrations: tuple[MigrationProgress, ...] = ()
     indexes: tuple[IndexFacts, ...] = ()
     backups_not_heard: tuple[UnheardFacts, ...] = ()
+    replaced: tuple[ReplacedFacts, ...] = ()
     is_encrypted: bool | None = None
     """Whether connections between machines have TLS; None: the master does not say."""
 

@@ -97,3 +97,9 @@ def for_tablet(tablet: TabletFacts, verdict: Verdict) -> str:
             return "what it waits for, and which servers may have it: `stelae recover`"
         case _:
             return "it is recovered by itself within seconds: `stelae check --wait 30`"
+
+
+HALF_REPLACED = (
+    "it is started on another machine by the cluster's own watcher; `stelae check` on one of Ray's "
+    "nodes says what that waits for"
+)

@@ -142,6 +142,9 @@ def _judge_leader(members: Sequence[MasterMember], present: Sequence[MasterInfo]
 # ---- tservers and backups -----------------------------------------------------------------------
 
 
+HALF_REPLACED = "is fenced, and its successor was not heard yet"
+
+
 def judge_servers(status: StatusFacts) -> list[Finding]:
     """Each tablet server, backup, safekeeper and configuration store that was ever heard, and each
     backup that is known, is live, and nothing special is wanted.
@@ -155,6 +158,11 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
     dead = {server.id: server for server in servers if server.id not in live}
     found = [_judge_dead(server) for server in dead.values()]
     found += [_judge_unheard(each) for each in status.backups_not_heard if each.id not in live]
+    found += [
+        Finding("servers", each.id, HALF_REPLACED, WARNING, check_hints.HALF_REPLACED)
+        for each in status.replaced
+        if not each.successor
+    ]
     for server in live.values():
         if server.retiring:
             what = "segments" if server.kind == ServerKind.BACKUP else "tablets"

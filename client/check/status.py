@@ -30,6 +30,11 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         for server in status["servers"]
         if server["state"] == "live" and server.get("avoided_by")
     ]
+    found += [
+        f"{each['id']} is fenced, and its successor was not heard yet"
+        for each in status.get("replaced", ())
+        if not each["successor"]
+    ]
     if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
         found.append("no master leads")
     for tablet in status["tablets"]:

@@ -5,13 +5,14 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 (`stelae.coordinator.ddl.replacement`). Rules of the decision:
 
 - R1: the machine has been away for ``replace_after``, by Ray's nodes. How long a server was silent
-  says nothing of its machine.
+  says nothing of its machine. Time in which nobody looked does not count.
 - R2: a server that the masters hear, or whose UUID they do not know, is not replaced.
 - R3: a configuration store with SQLite stays, as its rows are in its folder.
 - R4: each timeline has a live majority of its members, old and new, without the safekeeper.
 - R5: each tablet with replicas has a live majority of its voters without the tablet server.
-- R6: nothing may need the backup: all tablets run, their rows are loaded, and no segment lacks a
-  replica, unless the other backups are too few for that. Then a new backup is the cure.
+- R6: nothing may need the backup: all tablets run, their rows are loaded, each segment is on a live
+  backup, and no segment lacks a replica, unless the other backups are too few for that. Then a new
+  backup is the cure.
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
   first, wherever it was left: its data was given up before.
 - R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
@@ -31,6 +32,8 @@ from stelae.core.records.records import ServerKind
 START_LIMIT_S = 90.0
 """Seconds after which a server that was started elsewhere, and that the masters have not heard,
 goes to another machine. It has no data."""
+LOOK_GAP_S = 60.0
+"""Longest time between two looks that counts. A machine may have been there in a longer one."""
 ORDER = (
     ServerKind.CAS_STORE.value,
     ServerKind.BACKUP.value,
@@ -55,8 +58,8 @@ class Verdict:
     name: str
     next: Next
     why: str
-    uuid: str = ""
-    """UUID to be fenced first; empty: it is fenced."""
+    uuids: tuple[str, ...] = ()
+    """UUIDs to be fenced first. A server that lost its disk before has several."""
     in_s: float = 0.0
     """Seconds until its machine has been away for ``replace_after``."""
 
@@ -72,7 +75,8 @@ class Look:
     away_s: Mapping[str, float]
     """Machines that Ray does not have, and for how many seconds that has been seen."""
     status: Mapping[str, Any]
-    replace_after_s: float
+    replace_after_s: float | None
+    """None: only what is half replaced is carried on."""
     copies: int
     """Most replicas that a segment of any table is to have."""
     store_moves: bool = False
@@ -80,17 +84,20 @@ class Look:
     there: Collection[str] = ()
     """Servers that have an actor, whether it runs or not."""
     starting_s: Mapping[str, float] = field(default_factory=dict)
-    """Servers that are half replaced and have an actor on a live machine: for how many seconds."""
+    """Servers that are half replaced, and whose machine is live: for how many seconds."""
+    paused: Mapping[tuple[str, Next], str] = field(default_factory=dict)
+    """What failed a moment ago, by server and step, and why: it is not tried yet again."""
 
 
-def still_away(
-    before: Mapping[str, float], placed: Iterable[str], live: Collection[str], now: float
+def since_when(
+    before: Mapping[str, float], names: Iterable[str], now: float, looked_at: float
 ) -> dict[str, float]:
-    """Since when each machine with a server has been away. One that is live is counted anew.
+    """Since when each of these names has been among them, by looks without long gaps.
 
-    ``before``: what the last look returned, in seconds of the same clock.
+    ``before``: what the last look returned. It was made at ``looked_at``, by the same clock.
     """
-    return {m: before.get(m, now) for m in sorted(set(placed)) if m not in live}
+    known = before if now - looked_at <= LOOK_GAP_S else {}  # R1
+    return {name: known.get(name, now) for name in sorted(set(names))}
 
 
 def replacements(look: Look) -> list[Verdict]:
@@ -98,7 +105,16 @@ def replacements(look: Look) -> list[Verdict]:
     half = [name for name in _ordered(look.wanted) if _is_half(look, name)]
     found = [_carried_on(look, name) for name in half]
     away = [name for name in look.wanted if look.placed.get(name) in look.away_s]
+    if look.replace_after_s is None:
+        away = []
     found += [_judged(look, name, half) for name in _ordered(away) if name not in half]
+    # Those behind it may have what they need.
+    found = [
+        Verdict(each.name, Next.WAIT, look.paused[each.name, each.next])
+        if (each.name, each.next) in look.paused
+        else each
+        for each in found
+    ]
     # R7: what is done changes what may be done next.
     first = next((each for each in found if each.next is not Next.WAIT), None)
     if first is None:
@@ -131,32 +147,39 @@ def _is_half(look: Look, name: str) -> bool:
 
 def _carried_on(look: Look, name: str) -> Verdict:
     machine = look.placed.get(name, "")
+    # A step that was killed may have fenced only some of its UUIDs.
+    uuids = tuple(str(each["uuid"]) for each in _known(look, name) if each["state"] != "live")
     if machine in look.away_s:
-        return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced")
+        return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced", uuids)
+    starting_s = look.starting_s.get(name, 0.0)
+    if starting_s >= START_LIMIT_S:  # with an actor or without one
+        return Verdict(
+            name, Next.MOVE, f"it has not started on {machine} within {starting_s:.0f} s", uuids
+        )
     if name not in look.there:
         return Verdict(name, Next.START, f"it was moved to {machine}, and has no process there")
-    starting_s = look.starting_s.get(name, 0.0)
-    if starting_s >= START_LIMIT_S:
-        return Verdict(
-            name, Next.MOVE, f"it has not started on {machine} within {starting_s:.0f} s"
-        )
     return Verdict(name, Next.WAIT, f"it starts on {machine}")
 
 
 def _judged(look: Look, name: str, half: Sequence[str]) -> Verdict:
+    assert look.replace_after_s is not None
     left_s = max(0.0, look.replace_after_s - look.away_s[look.placed[name]])
     if left_s > 0.0:
         why = f"its machine {look.placed[name]} may come back for {left_s:.0f} s more"
         return Verdict(name, Next.WAIT, why, in_s=left_s)
     if half:
         return Verdict(name, Next.WAIT, f"{half[0]} goes first")
-    known = [each for each in look.status["servers"] if each["id"] == name]
+    known = _known(look, name)
     why = _why_not(look, name, known)
     if why:
         return Verdict(name, Next.WAIT, why)
-    return Verdict(
-        name, Next.MOVE, f"machine {look.placed[name]} stays away", uuid=str(known[0]["uuid"])
-    )
+    uuids = tuple(str(each["uuid"]) for each in known)
+    return Verdict(name, Next.MOVE, f"machine {look.placed[name]} stays away", uuids)
+
+
+def _known(look: Look, name: str) -> list[Mapping[str, Any]]:
+    """All that the masters know under a name, and that is not fenced: one for each disk it had."""
+    return [each for each in look.status["servers"] if each["id"] == name]
 
 
 def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
@@ -165,12 +188,11 @@ def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
         return "the leader master has just begun to hear the servers"
     if any(each["state"] == "live" for each in known):
         return "the masters still hear it"
-    if len(known) != 1:
-        return f"the masters know {len(known)} UUIDs of it, and it takes one to fence it"
-    server = known[0]
-    if server.get("maintenance"):
+    if not known:
+        return "the masters know no UUID of it, and it takes one to fence it"
+    if any(each.get("maintenance") for each in known):
         return "it is in maintenance"
-    if server.get("retiring") or server.get("status") == "decommissioned":
+    if any(e.get("retiring") or e.get("status") == "decommissioned" for e in known):
         return "it is to leave"
     match kind_of(name):
         case ServerKind.CAS_STORE.value:
@@ -180,7 +202,7 @@ def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
         case ServerKind.SAFEKEEPER.value:
             return _needs_safekeeper(look.status)
         case _:
-            return _needs_tserver(look.status, str(server["uuid"]))
+            return _needs_tserver(look.status, {str(each["uuid"]) for each in known})
 
 
 def _needs_backup(look: Look) -> str:
@@ -199,6 +221,10 @@ def _needs_backup(look: Look) -> str:
         each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
         for each in look.status["servers"]
     )
+    for shortage in look.status["shortages"]:
+        if shortage["segments_unheld"]:
+            what = f"tablet {shortage['number']} of {shortage['table']!r}"
+            return f"segments of {what} are in its server's memory, and on no backup that lives"
     if look.status["shortages"] and others >= look.copies:
         return "the other backups are making replicas of segments again"
     return ""
@@ -220,11 +246,11 @@ def _needs_safekeeper(status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _needs_tserver(status: Mapping[str, Any], uuid: str) -> str:
+def _needs_tserver(status: Mapping[str, Any], uuids: Collection[str]) -> str:
     """Which tablet has no live majority of voters without this tablet server. R5."""
     for tablet in status["tablets"]:
         voters = [each for each in tablet.get("replicas", ()) if each["member"] == "voter"]
-        live = sum(each["server_live"] and each["uuid"] != uuid for each in voters)
+        live = sum(each["server_live"] and each["uuid"] not in uuids for each in voters)
         if voters and 2 * live <= len(voters):
             what = f"tablet {tablet['number']} of {tablet['table']!r}"
             return f"{what} has no live majority of replicas without it"

@@ -8,6 +8,8 @@ another UUID. Rules:
   next heartbeat (`HeartbeatReply.replaced`). So there are never two of a name.
 - R2: a server that the leader hears is not fenced, whatever Ray says of its machine.
 - R3: a fence is never taken back: what the former server has on its disk may be stale from then on.
+- R4: a fenced server is nobody's successor. One that was cut off may be heard after its own
+  successor was fenced, too.
 
 Decisions §69.
 """
@@ -57,6 +59,8 @@ def draft_successor(catalog: Catalog, server: ServerInfo) -> CatalogBatch | None
 
     Until then a replacement is half done, and whoever carries it on may start the server anew.
     """
+    if catalog.mark(server.uuid).replaced:  # R4: its heartbeat ends it
+        return None
     found = [
         msgspec.structs.replace(mark, successor=server.uuid, generation=mark.generation + 1)
         for mark in catalog.marks.values()

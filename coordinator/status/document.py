@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -275,7 +276,7 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "succession": _succession(report, inputs.waits.get(tablet.tablet_id, "")),
         "progress": report.progress.value if report is not None else "",
         "rows": _reported(inputs, tablet, "row_count"),
-        "loaded": 1.0 if report is None else round(loaded_share(report), 3),
+        "loaded": 1.0 if report is None else _rounded_down(loaded_share(report)),
         "memory_bytes": _reported(inputs, tablet, "memory_bytes"),
         "segments": _reported(inputs, tablet, "segment_count"),
         "under_replicated": _reported(inputs, tablet, "under_replicated"),
@@ -296,6 +297,11 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     return found
 
 
+def _rounded_down(share: float) -> float:
+    """A share with three digits: 1.0 says that nothing is missing."""
+    return math.floor(share * 1000) / 1000
+
+
 def _shortage(inputs: StatusInputs, tablet: TabletRecord) -> Iterator[dict[str, Any]]:
     """A tablet whose segments lack replicas, and how far they are made anew."""
     report = _report_of(inputs, tablet) if inputs.is_leader and not tablet.is_group else None
@@ -308,6 +314,7 @@ def _shortage(inputs: StatusInputs, tablet: TabletRecord) -> Iterator[dict[str, 
         "number": tablet.number,
         "segments": said.segments,
         "segments_of": said.segments_at_most,
+        "segments_unheld": said.segments_unheld,
         "bytes": said.size_bytes,
         "bytes_of": said.bytes_at_most,
     }

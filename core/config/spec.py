@@ -168,9 +168,10 @@ class PlacementSpec(Section):
     """``node``: each of Ray's nodes is a machine, known by its address, which has to stay."""
     label: Text | None = None
     """Label of Ray's nodes each value of which is a machine (``ray start --labels disk=a``)."""
-    replace_after_s: Duration | None = Field(default=None, alias="replace_after", ge=1)
+    replace_after_s: Duration | None = Field(default=None, alias="replace_after", ge=10)
     """Time after which servers of a machine that stays away, but for masters, are started on other
-    machines, empty and with new UUIDs. None: never."""
+    machines, empty and with new UUIDs. None: never. Ray starts a node again within some seconds: a
+    shorter time would give up the disks of a machine whose Ray is started again."""
 
     @model_validator(mode="after")
     def _one_way(self) -> PlacementSpec:

@@ -185,3 +185,5 @@ class Shortage(Body, frozen=True):
     """Of sealed segments, to be sent yet."""
     segments_at_most: int
     bytes_at_most: int
+    segments_unheld: int = 0
+    """Of those that are missing: segments of which no live backup holds a whole replica."""

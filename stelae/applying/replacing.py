@@ -7,7 +7,9 @@ on. Rules:
 - R1: nothing is waited for within the cluster's turn. A step is begun, and a later look sees what
   has become of it.
 - R2: what is decided before the turn is decided again in it, by the spec that was asked for last.
-- R3: the target is checked as for a server that is added, before anything is given up.
+- R3: the target is checked as for a server that is added, before anything is given up, and before
+  the turn: machines that do not answer would hold it for long. A look within the turn sees whether
+  the target is still there. What fails is not tried again for a while, and others go on.
 - R4: fence, end the actor, write down the new machine, empty the folder, start. The fence is in the
   catalog before the actor's name is free.
 - R5: a folder that is there already is set aside: never old data under a new UUID. One that a
@@ -31,12 +33,13 @@ from typing import Any
 import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
+from stelae.actors.server.instance import INSTANCE_FILE, decode_instance
 from stelae.applying.spec_operations import RaySpecs
-from stelae.coordinator.apply.away import Look, Next, Verdict, replacements, still_away
+from stelae.coordinator.apply.away import Look, Next, Verdict, replacements, since_when
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.config.store_url import POSTGRESQL
-from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.errors import AlreadyRunning, CorruptData, Unavailable
 from stelae.core.ids import ServerUuid
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
@@ -50,6 +53,21 @@ from stelae.deploy.locks import is_locked
 logger = logging.getLogger(__name__)
 
 ASIDE = "replaced"
+PAUSE_S = 10.0
+"""Seconds after the first failure of a step, in which others go on; doubled with each one more. The
+looks have jitter."""
+PAUSE_MAX_S = 300.0
+ENDS_POLL_S = 0.2
+"""Seconds between looks at a process that ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step that failed, and is not tried again for a while."""
+
+    why: str
+    until: float
+    length_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +86,20 @@ class Replacing:
     def __init__(self, data_dir: str, now: Callable[[], float] = time.monotonic) -> None:
         self._data_dir = data_dir
         self._now = now
+        self._live: dict[str, str] = {}
+        """Machines that Ray has, by the last look, with their addresses."""
         self._away: dict[str, float] = {}
+        self._nodes_seen_at = now()
+        """When Ray said last which nodes it has: time without that does not count as away."""
         self._starting: dict[str, float] = {}
+        self._status_seen_at = now()
+        """When masters said last which servers are half replaced."""
+        self._half: list[str] | None = None
+        """Servers that are half replaced, by the last look; None: masters were not asked yet."""
         self._failed: dict[str, tuple[str, ...]] = {}
         """Machines on which a server did not start, by its name."""
+        self._pauses: dict[tuple[str, Next], Pause] = {}
+        """By server and step. Those that are over say how long the next one is."""
         self._told: dict[str, str] = {}
         self.verdicts: list[Verdict] = []
         """Of the last look."""
@@ -90,6 +118,10 @@ class Replacing:
             if known is None:
                 self._away, self.verdicts, self.away_since = {}, [], {}
                 return
+            self._look_at_nodes(known)  # also while no master leads
+            if self._half == [] and (not self._away or _replace_after(known) is None):
+                self.verdicts = []  # masters are asked only if something may be due
+                return
             with connect() as database:
                 self._step(database, home, known)
 
@@ -97,74 +129,101 @@ class Replacing:
         due = self._due(database, known)
         if due is None:
             return
+        try:
+            target = self._target(known, due)
+        except Unavailable as error:
+            self._pause(due.name, due.next, error)
+            return
         with database.turn(f"replacement of {due.name}") as sure:
             # R2: meanwhile somebody may have asked for something else, or have moved it.
             refresh(home, database.cluster)
             again = known_at(home)
             if again is None or again.stamp != known.stamp:
                 return
-            due = self._due(database, again)
-            if due is not None:
-                sure()
-                self._take(database, home, again, due)
+            self._look_at_nodes(again)
+            now_due = self._due(database, again)
+            is_same = now_due is not None and _step_of(now_due) == _step_of(due)
+            is_placed_same = again.state.machines == known.state.machines
+            if not is_same or not is_placed_same or target not in self._live:
+                return  # the next look chooses again
+            sure()
+            self._take(database, home, again, due, target)
+
+    def _pause(self, name: str, step: Next, error: Unavailable) -> None:
+        """Show why a step failed, and let others go before it is tried again."""
+        before, why = self._pauses.get((name, step)), str(error)
+        length_s = PAUSE_S if before is None else min(PAUSE_MAX_S, 2 * before.length_s)
+        self._pauses[name, step] = Pause(why, self._now() + length_s, length_s)
+        self.verdicts = [
+            Verdict(name, Next.WAIT, why) if each.name == name else each for each in self.verdicts
+        ]
 
     # ---- looking ----------------------------------------------------------------------------
 
     def _due(self, database: ChangedCluster, known: Known) -> Verdict | None:
         look = self._look(database, known)
         self.verdicts = replacements(look)
-        told = {each.name: f"{each.next.value}: {each.why}" for each in self.verdicts}
-        for name, text in told.items():
-            if _without_numbers(text) != _without_numbers(self._told.get(name, "")):
-                logger.warning("%s, of a machine that is away: %s", name, text)
-        self._told = told
+        self._told = {n: w for n, w in self._told.items() if n in {v.name for v in self.verdicts}}
+        for each in self.verdicts:
+            told = self._told.get(each.name, "")
+            if each.next is not Next.WAIT:
+                continue  # logged once it is taken
+            if _without_numbers(each.why) != _without_numbers(told):
+                logger.warning("%s, of a machine that is away, waits: %s", each.name, each.why)
+            self._told[each.name] = each.why
         return next((each for each in self.verdicts if each.next is not Next.WAIT), None)
 
+    def _look_at_nodes(self, known: Known) -> None:
+        """See which machines are away, by Ray alone."""
+        assert known.spec.placement is not None
+        self._live = machines.live_machines(known.spec.placement.machine_label)
+        away = set(placed_servers(known).values()) - self._live.keys()
+        now = self._now()
+        # The time of a spec that asks for none does not count.
+        before = {} if _replace_after(known) is None else self._away
+        self._away = since_when(before, away, now, self._nodes_seen_at)
+        self._nodes_seen_at = now
+        wall = time.time()
+        self.away_since = {machine: wall - (now - since) for machine, since in self._away.items()}
+
     def _look(self, database: ChangedCluster, known: Known) -> Look:
-        spec, state, now = known.spec, known.state, self._now()
-        assert spec.placement is not None
-        assert spec.placement.replace_after_s is not None
-        wanted = [p.name for p in launcher.plans(spec, state) if p.kind is not ServerKind.MASTER]
-        live = machines.live_machines(spec.placement.machine_label)
-        placed = {name: m for name, m in state.machines.items() if name in wanted}
-        before = self._away
-        self._away = still_away(before, placed.values(), live, now)
-        self.away_since = {
-            machine: self.away_since.get(machine, time.time() - (now - since))
-            for machine, since in self._away.items()
-        }
+        spec, placed = known.spec, placed_servers(known)
         status = database.status()
         actors = cluster_actors(database.cluster)
-        half = half_replaced(status)
-        started = [n for n in half if n in actors and placed.get(n) in live]
-        self._starting = {n: self._starting.get(n, now) for n in started}
+        half, now = half_replaced(status), self._now()
+        self._half = half
+        starting = [n for n in half if placed.get(n) in self._live]
+        self._starting = since_when(self._starting, starting, now, self._status_seen_at)
+        self._status_seen_at = now
         self._failed = {n: tried for n, tried in self._failed.items() if n in half}
+        concerned = {*half, *(n for n, machine in placed.items() if machine in self._away)}
+        self._pauses = {step: p for step, p in self._pauses.items() if step[0] in concerned}
         records = database._loop.run(database._database.tables())
         used = [d for r in records for d in (r.durability, r.becoming) if d is not None]
         return Look(
-            wanted=wanted,
+            wanted=tuple(placed),
             placed=placed,
             away_s={machine: now - since for machine, since in self._away.items()},
             status=status,
-            replace_after_s=spec.placement.replace_after_s,
+            replace_after_s=_replace_after(known),
             copies=max((len(media_of(each)) for each in used), default=0),
             store_moves=spec.cas_store is not None and spec.cas_store.url.startswith(POSTGRESQL),
             there=tuple(actors),
             starting_s={name: now - since for name, since in self._starting.items()},
+            paused={step: each.why for step, each in self._pauses.items() if now < each.until},
         )
 
     # ---- doing ------------------------------------------------------------------------------
 
-    def _take(self, database: ChangedCluster, home: Path, known: Known, due: Verdict) -> None:
+    def _take(
+        self, database: ChangedCluster, home: Path, known: Known, due: Verdict, machine: str
+    ) -> None:
         name, state = due.name, known.state
         logger.warning("%s is replaced: %s", name, due.why)
-        machine = state.machines[name]
         if due.next is Next.MOVE:
-            if machine not in self._away:  # it did not start there
-                self._failed[name] = (*self._failed.get(name, ()), machine)
-            machine = self._target(known, name)
-            if due.uuid:
-                _fence(database, due.uuid)  # R4: from here on nothing else has its name
+            self._half = None  # also if what follows fails
+            for uuid in due.uuids:
+                _fence(database, uuid)  # R4: from here on nothing else has its name
             actor = cluster_actors(database.cluster).get(name)
             if actor is not None:
                 ray.kill(actor)
@@ -173,21 +232,28 @@ class Replacing:
             publish(home, database.cluster)
             self._starting.pop(name, None)
         (plan,) = [p for p in launcher.plans(known.spec, state) if p.name == name]
-        empty_folders(plan)
         try:
+            empty_folders(plan)
             create_actor(plan)
+        except Unavailable as error:
+            self._pause(name, Next.START, error)
+            return
         except AlreadyRunning:  # the name is not free yet: the next look starts it
             logger.info("%s: its former actor is still ending", name)
             return
         logger.warning("%s is started on machine %s, empty", name, machine)
 
-    def _target(self, known: Known, name: str) -> str:
+    def _target(self, known: Known, due: Verdict) -> str:
         """The machine with the fewest servers of its kind that has what it needs. Raises
-        StelaeError: none has."""
-        spec, state = known.spec, known.state
+        Unavailable: none has."""
+        spec, state, name = known.spec, known.state, due.name
+        if due.next is Next.START:
+            return state.machines[name]
         assert spec.placement is not None
-        label = spec.placement.machine_label
-        live = machines.live_machines(label)
+        label, live = spec.placement.machine_label, self._live
+        if state.machines[name] in live:  # it did not start there
+            tried_there = (*self._failed.get(name, ()), state.machines[name])
+            self._failed[name] = tuple(dict.fromkeys(tried_there))
         tried = self._failed.get(name, ())
         others = {n: m for n, m in state.machines.items() if n != name}
         left = [m for m in live if m not in tried] or list(live)
@@ -204,6 +270,16 @@ class Replacing:
         raise Unavailable(name, f"no machine can take it: {'; '.join(problems)}")
 
 
+def _step_of(due: Verdict) -> tuple[str, Next, tuple[str, ...]]:
+    """What is to be done, whatever the reason. Pure."""
+    return due.name, due.next, due.uuids
+
+
+def _replace_after(known: Known) -> float | None:
+    assert known.spec.placement is not None
+    return known.spec.placement.replace_after_s
+
+
 def _without_numbers(text: str) -> str:
     """By which a reason is logged once, and not with each second that it counts."""
     return re.sub("[0-9]+", "", text)
@@ -214,14 +290,28 @@ def _fence(database: ChangedCluster, uuid: str) -> None:
 
 
 def known_at(home: Path) -> Known | None:
-    """None: servers of this cluster are not replaced."""
+    """None: all servers of this cluster are on one machine.
+
+    Without a ``replace_after`` what is half replaced is carried on all the same.
+    """
     kept = kept_spec(home)
     if kept is None:
         return None
     spec = load_spec(kept.spec)
-    if spec.placement is None or spec.placement.replace_after_s is None:
-        return None
-    return Known(spec, kept.stamp, load_state(home))
+    return None if spec.placement is None else Known(spec, kept.stamp, load_state(home))
+
+
+def may_replace(home: Path) -> bool:
+    """Whether servers of machines that stay away are started elsewhere."""
+    known = known_at(home)
+    return known is not None and _replace_after(known) is not None
+
+
+def placed_servers(known: Known) -> dict[str, str]:
+    """The machine of each server of the spec, but masters. Pure."""
+    plans = launcher.plans(known.spec, known.state)
+    wanted = [plan.name for plan in plans if plan.kind is not ServerKind.MASTER]
+    return {name: known.state.machines[name] for name in wanted if name in known.state.machines}
 
 
 def needs_on(
@@ -241,29 +331,67 @@ def half_replaced(status: Mapping[str, Any]) -> list[str]:
     return [each["id"] for each in status.get("replaced", ()) if not each["successor"]]
 
 
-def empty_folders(plan: ServerPlan) -> None:
-    """Set aside what is in the folders of a new server on its machine. Raises StelaeError: a
-    process holds them, or the machine does not answer."""
+def start_again_empty(
+    status: Mapping[str, Any],
+    plans: Sequence[ServerPlan],
+    actors: dict[str, Any],
+    deadline: float,
+) -> None:
+    """Start half replaced servers again that a launch has started on the disk of a fenced one.
+
+    A launch knows only once masters run which UUIDs are fenced. ``actors`` gets the new ones.
+    Raises AlreadyRunning, Unavailable: its process did not end in time.
+    """
+    fenced = [str(each["uuid"]) for each in status.get("replaced", ())]
+    half = half_replaced(status)
+    for plan in plans:
+        if plan.name not in half:
+            continue
+        ray.kill(actors[plan.name])
+        while True:
+            try:
+                empty_folders(plan, fenced)
+                actors[plan.name] = create_actor(plan)
+                break
+            except (AlreadyRunning, Unavailable):  # its process, or its name, is there yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(ENDS_POLL_S)
+
+
+def empty_folders(plan: ServerPlan, only_of: Sequence[str] = ()) -> None:
+    """Set aside what is in the folders of a new server on its machine; see `set_aside`. Raises
+    StelaeError: a process holds them, or the machine does not answer."""
     folders = [plan.folder]
     folders += [
         str(Path(medium.path) / plan.name)
         for medium in plan.media
         if medium.path is not None and os.path.isabs(medium.path)
     ]
-    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: (folders,)})
+    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: (folders, only_of)})
     problem = told.silent.get(plan.name) or told.answers[plan.name]
     if problem:
         raise Unavailable(plan.name, f"it cannot start on {plan.machine}: {problem}")
 
 
-def set_aside(folders: Sequence[str]) -> str:
+def set_aside(folders: Sequence[str], only_of: Sequence[str] = ()) -> str:
     """Rename folders, so that there are none of these names. Runs on their machine.
 
-    Returns what keeps it from being done; empty: it is done. Again is fine.
+    ``only_of``: UUIDs. If there are any, folders of another server stay: the first one says whose
+    they are. Returns what keeps it from being done; empty: it is done. Again is fine.
     """
     there = [Path(folder) for folder in folders if Path(folder).exists()]
     if busy := next((str(folder) for folder in there if is_locked(folder)), ""):
         return f"a server runs on {busy}"
+    if only_of:
+        try:
+            whose = decode_instance((Path(folders[0]) / INSTANCE_FILE).read_bytes()).server_uuid
+        except FileNotFoundError:  # it has not begun
+            return ""
+        except CorruptData as error:
+            return str(error)
+        if whose not in only_of:
+            return ""
     for folder in there:
         number = 1
         while (aside := folder.with_name(f"{folder.name}.{ASIDE}-{number}")).exists():

@@ -23,6 +23,7 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
     StelaeError,
+    Unavailable,
 )
 from stelae.deploy.launcher import APPLIER
 from stelae.deploy.machines import NODE_ID
@@ -126,11 +127,17 @@ def away_lines(told: Document) -> list[str]:
 def ask_away(cluster: str, timeout_s: float) -> Document:
     """What the actor says; nothing where there is none. Needs a connection to Ray.
 
-    Raises DeadlineExpired, ApplierEnded.
+    Raises DeadlineExpired, ApplierEnded, Unavailable.
     """
     actor = cluster_actors(cluster).get(APPLIER)
     if actor is None:
         return {"since": {}, "servers": []}
+    if not hasattr(actor, "away"):
+        raise Unavailable(
+            "the cluster's actor that applies specs",
+            "it is of an older version, which replaces no servers; `stelae down`, then `stelae up` "
+            "start a new one",
+        )
     try:
         found: Document = ray.get(actor.away.remote(), timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:

@@ -130,11 +130,14 @@ def founded_as(spec: ClusterSpec) -> ClusterSpec:
 def as_founded(spec: ClusterSpec, before: ClusterSpec | None) -> ClusterSpec:
     """The spec with the placement that the cluster got by itself, if it has none. Pure.
 
-    ``before``: the spec of the last launch or apply.
+    ``before``: the spec of the last launch or apply. A ``replace_after`` in it does not make the
+    placement another one; a spec without a placement ends it.
     """
-    if spec.placement is None and before is not None and before.placement == SPREAD:
-        return spec.model_copy(update={"placement": SPREAD})
-    return spec
+    if spec.placement is not None or before is None or before.placement is None:
+        return spec
+    if before.placement.model_copy(update={"replace_after_s": None}) != SPREAD:
+        return spec
+    return spec.model_copy(update={"placement": SPREAD})
 
 
 def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> ClusterState:

@@ -51,6 +51,11 @@ WELL: dict[str, Any] = {
             lambda s: s["servers"][2].update(media_low=["disk"]),
             "tserver-1 has only its reserve left on medium 'disk'",
         ),
+        (
+            lambda s: s.update(replaced=[{"id": "backup-1", "uuid": "u", "successor": ""}]),
+            "backup-1 is fenced, and its successor was not heard yet",
+        ),
+        (lambda s: s.update(replaced=[{"id": "backup-1", "uuid": "u", "successor": "n"}]), ""),
     ],
 )
 def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str) -> None:

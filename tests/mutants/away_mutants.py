@@ -7,6 +7,8 @@ from tests.mutants.mutant import mutants_of
 _DECIDED = ("tests/unit/coordinator/apply/test_away.py",)
 _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
 _FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
+_HELD = ("tests/simulation/recovery/test_lost_backups.py",)
+_REFUSED = ("tests/unit/actors/test_refused_servers.py",)
 _SHELL = ("tests/unit/stelae/test_replacing.py",)
 
 MUTANTS = [
@@ -14,20 +16,24 @@ MUTANTS = [
         "coordinator/apply/away.py",
         _DECIDED,
         [
-            ("before.get(m, now) for m", "now for m"),
-            ("for m in sorted(set(placed)) if m not in live}", "for m in sorted(set(placed))}"),
+            ("known.get(name, now) for name", "now for name"),
+            ("before if now - looked_at <= LOOK_GAP_S else {}", "before"),
             ("    if left_s > 0.0:\n", "    if False:\n"),
             ("is not True:\n", "is False:\n"),
             ('if any(each["state"] == "live" for each in known):', "if False:"),
-            ("    if len(known) != 1:\n", "    if not known:\n"),
-            ('    if server.get("maintenance"):\n', "    if False:\n"),
-            ('if server.get("retiring") or', "if"),
-            (' or server.get("status") == "decommissioned":', ":"),
+            ("    if not known:\n", "    if False:\n"),
+            ("    if look.replace_after_s is None:\n", "    if False:\n"),
+            ('for each in _known(look, name) if each["state"] != "live")', "for each in ())"),
+            ('uuids = tuple(str(each["uuid"]) for each in known)', 'uuids = (known[0]["uuid"],)'),
+            ('    if any(each.get("maintenance") for each in known):', "    if False:"),
+            ('if any(e.get("retiring") or', "if any("),
+            (' or e.get("status") == "decommissioned" for', " for"),
             ('return "" if look.store_moves else', 'return "" if True else'),
             ('        if tablet["state"] != "running":\n', "        if False:\n"),
             ('        if not tablet["reported"]:\n', "        if False:\n"),
             ('        if tablet["loaded"] < 1.0:\n', "        if False:\n"),
             ('        if tablet["segments_lacking"]:\n', "        if False:\n"),
+            ('        if shortage["segments_unheld"]:\n', "        if False:\n"),
             ('if look.status["shortages"] and others', "if False and others"),
             (" and others >= look.copies:", ":"),
             ('(timeline.get("sk_set"), timeline.get("new_sk_set"))', '(timeline.get("sk_set"),)'),
@@ -36,14 +42,15 @@ MUTANTS = [
                 '(timeline.get("new_sk_set"),)',
             ),
             ("for each in members) <= len(members):", "for each in members) < len(members):"),
-            (' and each["uuid"] != uuid for each in voters)', " for each in voters)"),
+            (' and each["uuid"] not in uuids for each in voters)', " for each in voters)"),
             ("2 * live <= len(voters)", "2 * live < len(voters)"),
             ('if each["member"] == "voter"]', "]"),
             ("    if half:\n        return", "    if False:\n        return"),
             ('and not each["successor"] for each', "for each"),
             ("    if name not in look.there:\n", "    if False:\n"),
-            ("    if starting_s >= START_LIMIT_S:\n", "    if False:\n"),
+            ("    if starting_s >= START_LIMIT_S:", "    if False:"),
             ("    if machine in look.away_s:\n", "    if False:\n"),
+            ("if (each.name, each.next) in look.paused", "if False"),
             ("each if each is first or each.next is Next.WAIT else", "each if True else"),
         ],
     ),
@@ -54,6 +61,7 @@ MUTANTS = [
             ("    if liveness.may_hear(now):\n", "    if False:\n"),
             ("    if liveness.live_server(order.uuid, now) is not None:\n", "    if False:\n"),
             ("    if mark.maintenance:\n", "    if False:\n"),
+            ("    if catalog.mark(server.uuid).replaced:", "    if False:"),
             ("        and not mark.successor\n", ""),
             ("        and mark.uuid != server.uuid\n", ""),
             ("(mark.kind, mark.name) == (server.kind, server.name)", "mark.name == server.name"),
@@ -91,14 +99,47 @@ MUTANTS = [
         [("        require_not_replaced(reply, self.info.name)\n", "")],
     ),
     *mutants_of(
+        "actors/tserver/segments/views.py",
+        _HELD,
+        [
+            (
+                "return any(r.backup is not None and find(r.backup) is not None for r in whole)",
+                "return True",
+            )
+        ],
+    ),
+    *mutants_of(
+        "actors/cas_store/server.py",
+        _REFUSED,
+        [("                require_not_replaced(reply, self.info.name)\n", "")],
+    ),
+    *mutants_of(
+        "actors/master/heartbeat_requests.py",
+        _REFUSED,
+        [("        if master.catalog.mark(server.uuid).replaced:\n", "        if False:\n")],
+    ),
+    *mutants_of(
         "stelae/applying/replacing.py",
         _SHELL,
         [
             ("again is None or again.stamp != known.stamp:", "again is None:"),
-            ("                sure()\n", "                pass\n"),
+            ("            self._look_at_nodes(again)\n", ""),
+            (" or target not in self._live:", ":"),
+            ("min(PAUSE_MAX_S, 2 * before.length_s)", "PAUSE_S"),
+            ("if now < each.until}", "if False}"),
+            ("away, now, self._nodes_seen_at)", "away, now, now)"),
+            ("starting, now, self._status_seen_at)", "starting, now, now)"),
+            (
+                "for n in half if placed.get(n) in self._live]",
+                "for n in half if n in actors and placed.get(n) in self._live]",
+            ),
+            ("            sure()\n", "            pass\n"),
+            ("if not is_same or", "if"),
             ('        return f"a server runs on {busy}"\n', "        pass\n"),
             ("        folder.rename(aside)\n", "        pass\n"),
-            ("            if due.uuid:\n", "            if False:\n"),
+            ("        if whose not in only_of:\n", "        if False:\n"),
+            ("            for uuid in due.uuids:\n", "            for uuid in ():\n"),
+            ("if self._half == [] and (not self._away", "if (not self._away"),
             ("if not checked.problems and", "if True or"),
             ("not checked.unchecked:", "True:"),
             ("if m not in tried]", "]"),

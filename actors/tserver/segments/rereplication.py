@@ -105,11 +105,12 @@ class ShortageWatch:
         self._segments_at_most = 0
         self._bytes_at_most = 0
 
-    def look(self, segments: int, size_bytes: int) -> Shortage | None:
-        """``segments`` of so many bytes lack replicas now; None: none does."""
+    def look(self, segments: int, size_bytes: int, unheld: int = 0) -> Shortage | None:
+        """``segments`` of so many bytes lack replicas, ``unheld`` of them all; None: none does."""
         if not segments:
             self._segments_at_most = self._bytes_at_most = 0
             return None
         self._segments_at_most = max(self._segments_at_most, segments)
         self._bytes_at_most = max(self._bytes_at_most, size_bytes)
-        return Shortage(segments, size_bytes, self._segments_at_most, self._bytes_at_most)
+        most = (self._segments_at_most, self._bytes_at_most)
+        return Shortage(segments, size_bytes, *most, unheld)

@@ -114,6 +114,13 @@ class ReplicaViews(ABC):
         return len(half) + sum(1 for r in gone if r not in half)
 
     @property
+    def is_held(self) -> bool:
+        """Whether a live backup has all of it that was acknowledged."""
+        find = self._context.members.find
+        whole = (r for r in self.replicas if r.sealed or r.closed or r.epoch == self.epoch)
+        return any(r.backup is not None and find(r.backup) is not None for r in whole)
+
+    @property
     def missing_bytes(self) -> int:
         """To be sent for them, of what is sealed."""
         return self.image_bytes * self.missing_replicas

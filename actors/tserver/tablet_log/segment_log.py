@@ -294,7 +294,9 @@ class SegmentLog(LogWaits):
     @property
     def shortage(self) -> Shortage | None:
         missing = sum(segment.missing_bytes for segment in self._segments.values())
-        return self._shortage.look(self.under_replicated, missing)
+        needed = [*self._segments.values(), *self.side.retired]
+        unheld = sum(bool(each.replicas) and not each.is_held for each in needed)
+        return self._shortage.look(self.under_replicated, missing, unheld)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -283,7 +283,9 @@ class WalLog(LogWaits):
     @property
     def shortage(self) -> Shortage | None:
         missing = sum(segment.missing_bytes for segment in self._segments.values())
-        return self._shortage.look(self.under_replicated, missing)
+        sealed = [segment for segment in self._segments.values() if segment.is_columnar]
+        unheld = sum(not each.is_held for each in [*sealed, *self.side.retired])
+        return self._shortage.look(self.under_replicated, missing, unheld)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -15,6 +15,7 @@ from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_
 
 if TYPE_CHECKING:
     from stelae.client.check.check import CheckReport
+    from stelae.client.check.facts import StatusFacts
     from stelae.client.check.tablets import Judged
     from stelae.database.api import Database
 
@@ -61,37 +62,52 @@ def check(
         report = database.check(
             table or (), checksums=checksums, wait=wait, timeout=STATUS_TIMEOUT_S
         )
-        away = _lines_of_away(database, report)
+        status = report.facts.status
+        away = None if status is None else away_of(database, status)
     if as_json:
-        print_json(report.document())
+        print_json({**report.document(), "away": away})
     else:
         show_report(report)
-        for line in away:
+        for line in lines_of_away(away):
             make_console().print(line, style="yellow", markup=False, soft_wrap=True)
     if not report.is_well:
         raise typer.Exit(UNHEALTHY)
 
 
-def _lines_of_away(database: Database, report: CheckReport) -> list[str]:
-    """Machines that are away and what becomes of their servers, where some server is dead."""
+def away_of(database: Database, status: StatusFacts) -> dict[str, Any] | None:
+    """Machines that are away, and what becomes of their servers (`SpecHost.away`), or ``problem``.
+
+    None: all servers live and none is half replaced, or this cluster replaces none.
+    """
     import ray
 
-    from stelae.applying.replacing import known_at
-    from stelae.applying.spec_operations import ask_away, away_lines
+    from stelae.applying.replacing import may_replace
+    from stelae.applying.spec_operations import ask_away
     from stelae.core.errors import StelaeError
     from stelae.deploy.ray_session import join_ray
 
-    status = report.facts.status
-    if status is None or all(server.is_live for server in status.servers):
-        return []
+    is_half = any(not each.successor for each in status.replaced)
+    if not is_half and all(server.is_live for server in status.servers):
+        return None
     try:
         if not ray.is_initialized():
-            if not database.home or known_at(Path(database.home)) is None:
-                return []
+            if not database.home or not (is_half or may_replace(Path(database.home))):
+                return None
             join_ray(database.ray_address)
-        return away_lines(ask_away(database.cluster, AWAY_TIMEOUT_S))
+        return ask_away(database.cluster, AWAY_TIMEOUT_S)
     except StelaeError as error:
-        return [f"it is not known which machines are away: {error}"]
+        return {"since": {}, "servers": [], "problem": str(error)}
+
+
+def lines_of_away(away: dict[str, Any] | None) -> list[str]:
+    """The same for people."""
+    from stelae.applying.spec_operations import away_lines
+
+    if away is None:
+        return []
+    problem = away.get("problem")
+    unknown = [f"it is not known which machines are away: {problem}"] if problem else []
+    return [*away_lines(away), *unknown]
 
 
 def show_report(report: CheckReport) -> None:

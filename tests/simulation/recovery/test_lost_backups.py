@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,6 +109,41 @@ def test_what_is_sealed_for_the_first_time_does_not_wait_for_what_is_made_anew(
         await read_all(table, 60)
 
     tell(story, rereplication_bytes_per_s=50, safekeepers=3)
+
+
+@pytest.mark.parametrize("durability", [segments("disk", "disk"), wal(3, ("disk", "disk"))])
+def test_segments_that_no_live_backup_has_are_told_of(durability: Durability) -> None:
+    """Their rows are in memory: one of the silent backups may be needed, if that is lost. With one
+    backup of two each segment has a replica."""
+
+    async def story(here: MediaFixture) -> None:
+        table = await here.create(durability)
+        await write(table, 0, 60)
+        await here.until(lambda: here.is_sealed(5), "segments on both disks", 5.0)
+
+        async def unheld() -> list[int]:
+            shortages = (await here.database.status())["shortages"]
+            return [each["segments_unheld"] for each in shortages]
+
+        async def wait(wanted: Callable[[list[int]], bool], what: str) -> None:
+            for _ in range(100):
+                if wanted(await unheld()):
+                    return
+                await asyncio.sleep(0.2)
+            raise AssertionError(f"{what}: {await unheld()}")
+
+        first, second = here.cluster.backups
+        here.world.crash(first, restart=False)
+        await wait(lambda found: found == [0], "the other one has all")
+        here.world.crash(second, restart=False)
+        await wait(lambda found: bool(found) and found[0] >= 5, "no live backup has them")
+        here.world.restart(first)
+        await wait(lambda found: found in ([], [0]), "it has them again")
+        here.world.restart(second)
+        await wait(lambda found: not found, "all have two replicas")
+        await read_all(table, 60)
+
+    tell(story, backups=2, safekeepers=3, rereplication_bytes_per_s=0)
 
 
 @pytest.mark.parametrize("absent", [0, 1])

@@ -14,14 +14,17 @@ import pytest
 import ray
 
 from stelae.actors.ray_host.host import ServerPlan
+from stelae.actors.server.instance import INSTANCE_FILE, Instance, encode_instance
 from stelae.applying import replacing
 from stelae.applying import steps as apply_steps
-from stelae.applying.replacing import Replacing, empty_folders, needs_on, set_aside
+from stelae.applying.replacing import PAUSE_MAX_S, Replacing, empty_folders, needs_on, set_aside
 from stelae.applying.steps import Steps
+from stelae.coordinator.apply.away import Next
 from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.errors import AlreadyRunning, RetryLater, Unavailable
+from stelae.core.ids import ServerUuid
 from stelae.deploy import machines, node_checks, nodes
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState, load_state
@@ -39,6 +42,7 @@ MACHINES = {
     f"{kind}-{n}": "abc"[n - 1] for kind in ("master", "backup", "tserver") for n in (1, 2, 3)
 }
 AFTER_S = 60.0
+LOOK_EVERY_S = 50.0
 
 
 class Cluster:
@@ -55,8 +59,18 @@ class Cluster:
         """What machines lack, by machine."""
         self.silent: list[str] = []
         """Machines that do not answer when they are asked."""
+        self.misfits: list[str] = []
+        """Kinds of servers that fit on no machine."""
+        self.checked = 0
+        """How often a machine was asked whether it has what a server needs."""
+        self.unusable: list[str] = []
+        """Machines on which no folder can be set aside."""
         self.fenced: dict[str, str] = {}
         self.now = 1000.0
+        self.asked = 0
+        """How often masters were asked for the status."""
+        self.leads = True
+        """Whether a master leads."""
         self.in_turn: Callable[[], None] = lambda: None
         """Called when the turn was taken: what others have done meanwhile."""
         folder.mkdir(exist_ok=True)
@@ -95,10 +109,15 @@ class Cluster:
         self.done.append(f"start {plan.name} on {plan.selector}")
 
     def _empty(self, plan: ServerPlan) -> None:
+        if plan.machine in self.unusable:
+            raise Unavailable(plan.name, "no answer")
         self.done.append(f"empty {plan.name} on {plan.machine}")
 
     def _check(self, label: str, needs: Any) -> Checked:
         (machine,) = needs
+        self.checked += 1
+        if "backup" in self.misfits and not needs[machine].memory_bytes:
+            return Checked(("no room",), ())
         problem = self.problems.get(machine)
         unchecked = (f"{machine} did not say",) if machine in self.silent else ()
         return Checked((problem,) if problem else (), unchecked)
@@ -118,6 +137,9 @@ class Cluster:
         yield lambda: self.done.append("sure")
 
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        self.asked += 1
+        if not self.leads:
+            raise RetryLater("no master leads")
         servers = [
             {
                 "id": name,
@@ -141,12 +163,15 @@ class Cluster:
         }
 
     def step(self, after_s: float = 0.0) -> list[str]:
-        """What is done in a step."""
-        self.now += after_s
-        self.done = []
+        """What is done in the steps of so long; the first that does something is the last."""
         connected: Any = self
-        self.work.step("demo", lambda: nullcontext(connected))
-        return self.done
+        self.done = []
+        until = self.now + after_s
+        while True:
+            self.now = min(self.now + LOOK_EVERY_S, until)
+            self.work.step("demo", lambda: nullcontext(connected))
+            if self.done or self.now >= until:
+                return self.done
 
 
 @pytest.fixture
@@ -188,6 +213,72 @@ def test_nothing_is_done_for_a_spec_that_does_not_ask_for_it(cluster: Cluster) -
     assert cluster.work.away_since.keys() == {"c"}
 
 
+def test_what_is_half_replaced_is_carried_on_without_replace_after(cluster: Cluster) -> None:
+    """Somebody took it out of the spec between the fence and the start. Nothing else is fenced."""
+    cluster.unusable = ["a"]
+    assert cluster.step(2 * AFTER_S)[1] == "fence u-backup-3"
+    cluster.ask({**SPEC, "placement": {"label": "disk"}})
+    cluster.unusable = []
+    cluster.work = Replacing(str(cluster.folder), lambda: cluster.now)
+    assert cluster.step()[-1] == "start backup-3 on {'disk': 'a'}"
+    cluster.fenced["u-backup-3"] = "new"
+    assert cluster.step(10 * AFTER_S) == []
+    assert cluster.work.verdicts == []
+
+
+def test_masters_are_asked_only_where_something_may_be_due(cluster: Cluster) -> None:
+    """A machine is away, or a server is half replaced; and once by a new watcher."""
+    cluster.live["c"] = "3"
+    cluster.step()
+    asked = cluster.asked
+    cluster.step(AFTER_S)
+    assert cluster.asked == asked
+    del cluster.live["c"]
+    cluster.step()
+    assert cluster.asked > asked
+    assert cluster.step(2 * AFTER_S)[1] == "fence u-backup-3"
+    cluster.live["c"] = "3"
+    asked = cluster.asked
+    cluster.step()
+    assert cluster.asked > asked, "its successor was not heard"
+
+
+def test_a_machine_that_returned_while_no_master_led_is_counted_anew(cluster: Cluster) -> None:
+    """Ray's nodes are looked at all the same."""
+    cluster.leads = False
+    with pytest.raises(RetryLater):
+        cluster.step(LOOK_EVERY_S)
+    cluster.live["c"] = "3"
+    assert cluster.step(LOOK_EVERY_S) == []
+    del cluster.live["c"]
+    with pytest.raises(RetryLater):
+        cluster.step(LOOK_EVERY_S)
+    cluster.leads = True
+    assert cluster.step(LOOK_EVERY_S) == []
+    assert cluster.step(LOOK_EVERY_S) != []
+
+
+def test_a_time_without_looks_does_not_count_as_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor as time in which a server did not start: another machine is not better then."""
+    monkeypatch.setattr(machines, "live_machines", MagicMock(side_effect=RetryLater("Ray is away")))
+    for _ in range(30):
+        with pytest.raises(RetryLater):
+            cluster.step(LOOK_EVERY_S)
+    monkeypatch.setattr(machines, "live_machines", lambda label: dict(cluster.live))
+    assert cluster.step() == []
+    assert cluster.step(2 * AFTER_S)[-1].startswith("start backup-3")
+    cluster.step()
+    cluster.leads = False
+    for _ in range(30):
+        with pytest.raises(RetryLater):
+            cluster.step(LOOK_EVERY_S)
+    cluster.leads = True
+    assert cluster.step() == []
+    assert cluster.step(2 * AFTER_S)[-1] == "start backup-3 on {'disk': 'b'}"
+
+
 def test_what_somebody_asked_for_meanwhile_counts(cluster: Cluster) -> None:
     """A server that was taken out before the turn was taken does not come back."""
     fewer = {**SPEC, "backups": {"count": 2}, "tservers": {"count": 2}}
@@ -215,10 +306,42 @@ def test_a_machine_that_lacks_something_is_no_target(cluster: Cluster) -> None:
     assert "start backup-3 on {'disk': 'b'}" in cluster.step(2 * AFTER_S)
     cluster.fenced["u-backup-3"] = "new"
     cluster.problems = {"a": "no room", "b": "no memory"}
-    with pytest.raises(Unavailable, match=r"no machine can take it: no \w+; no \w+"):
-        cluster.step()
-    assert cluster.done == ["sure"]
+    assert cluster.step() == [], "not even the turn was taken"
     assert "tserver-3" in cluster.actors
+
+
+def test_a_server_that_fits_nowhere_does_not_keep_the_next_one(cluster: Cluster) -> None:
+    """It says why it waits, and is tried again, ever less often."""
+    cluster.misfits = ["backup"]
+    assert cluster.step(LOOK_EVERY_S) == []
+    assert cluster.step(LOOK_EVERY_S) == []
+    assert cluster.step(5.0)[1] == "fence u-tserver-3"
+    (why,) = [v.why for v in cluster.work.verdicts if v.name == "backup-3"]
+    cluster.fenced["u-tserver-3"] = "new"
+    assert "no machine can take it: no room" in why
+    tries = []
+    for _ in range(100):
+        before = cluster.checked
+        assert cluster.step(5.0) == []
+        tries.append(cluster.checked > before)
+        assert [each.next for each in cluster.work.verdicts] == [Next.WAIT]
+    assert 2 <= sum(tries) <= 8
+    cluster.misfits = []
+    assert cluster.step(PAUSE_MAX_S)[1] == "fence u-backup-3"
+
+
+def test_a_target_that_went_away_meanwhile_is_chosen_again(cluster: Cluster) -> None:
+    """It was chosen before the turn."""
+
+    def lose_target() -> None:
+        cluster.live.pop("a", None)
+
+    cluster.in_turn = lose_target
+    for _ in range(2):
+        assert cluster.step(LOOK_EVERY_S) == []
+    assert "a" not in cluster.live
+    cluster.in_turn = lambda: None
+    assert cluster.step()[-1] == "start backup-3 on {'disk': 'b'}"
 
 
 def test_a_machine_that_does_not_answer_is_no_target(cluster: Cluster) -> None:
@@ -254,6 +377,20 @@ def test_a_server_that_does_not_start_goes_to_another_machine(cluster: Cluster) 
     assert found[-1] == "start backup-3 on {'disk': 'b'}"
     cluster.step()
     assert cluster.step(100.0)[-1] == "start backup-3 on {'disk': 'a'}"
+
+
+def test_a_server_whose_folder_cannot_be_emptied_goes_to_another_machine(
+    cluster: Cluster,
+) -> None:
+    """Each attempt to start it there fails, and it has no actor."""
+    cluster.unusable = ["a"]
+    assert cluster.step(2 * AFTER_S)[-1] == "publish"
+    assert "backup-3" not in cluster.actors
+    assert [(v.next, v.why) for v in cluster.work.verdicts if v.name == "backup-3"] == [
+        (Next.WAIT, "backup-3 cannot be reached: no answer")
+    ]
+    found = [cluster.step(5.0) for _ in range(30)]
+    assert [done[-1] for done in found if len(done) > 1] == ["start backup-3 on {'disk': 'b'}"]
 
 
 def test_a_moved_server_needs_what_an_added_one_needs() -> None:
@@ -298,6 +435,56 @@ def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+def test_only_the_folder_of_a_fenced_server_is_set_aside_by_a_launch(tmp_path: Path) -> None:
+    """That of its successor stays, and one that cannot be read is told of."""
+    folder = tmp_path / "backup-1"
+    assert set_aside([str(folder)], ["old"]) == ""
+    folder.mkdir()
+    assert set_aside([str(folder)], ["old"]) == "", "it has no identity yet"
+    whose = Instance(ServerUuid("new"), "demo", "backup", "backup-1", 1.0, 1)
+    (folder / INSTANCE_FILE).write_bytes(encode_instance(whose))
+    assert set_aside([str(folder)], ["old"]) == ""
+    assert folder.exists()
+    assert set_aside([str(folder)], ["old", "new"]) == ""
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / INSTANCE_FILE).write_bytes(b"broken")
+    assert INSTANCE_FILE in set_aside([str(folder)], ["old"])
+    assert folder.exists()
+
+
+def test_a_launch_starts_a_half_replaced_server_again_with_an_empty_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its machine is back, with the disk of the server that was fenced."""
+    plans = [MagicMock(), MagicMock()]
+    plans[0].name, plans[1].name = "backup-1", "backup-2"
+    fences = [
+        {"id": "backup-1", "uuid": "old", "successor": ""},
+        {"id": "backup-2", "uuid": "older", "successor": "new"},
+    ]
+    done: list[Any] = []
+    tries = iter([Unavailable("backup-1", "a server runs"), None, None])
+
+    def empty(plan: Any, only_of: Any) -> None:
+        done.append(("empty", plan.name, only_of))
+        if (error := next(tries)) is not None:
+            raise error
+
+    monkeypatch.setattr(replacing, "empty_folders", empty)
+    monkeypatch.setattr(replacing, "create_actor", lambda plan: f"new {plan.name}")
+    monkeypatch.setattr(replacing, "ENDS_POLL_S", 0.0)
+    monkeypatch.setattr(ray, "kill", lambda actor: done.append(("kill", actor)))
+    actors = {"backup-1": "first", "backup-2": "second"}
+    replacing.start_again_empty({"replaced": fences}, plans, actors, float("inf"))
+    attempt = ("empty", "backup-1", ["old", "older"])
+    assert done == [("kill", "first"), attempt, attempt]
+    assert actors == {"backup-1": "new backup-1", "backup-2": "second"}
+    tries = iter([Unavailable("backup-1", "a server runs")])
+    with pytest.raises(Unavailable, match="a server runs"):
+        replacing.start_again_empty({"replaced": fences}, plans, actors, 0.0)
+
+
 def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -314,7 +501,7 @@ def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     monkeypatch.setattr(nodes, "ask", ask)
     told = nodes.Told({"backup-1": ""}, {})
     empty_folders(plan)
-    folders = (["/d/backup-1", "/m/backup-1"],)
+    folders = (["/d/backup-1", "/m/backup-1"], ())
     assert asked == [(set_aside, {"backup-1": {"d": "a"}}, {"backup-1": folders})]
     told = nodes.Told({"backup-1": "busy"}, {})
     with pytest.raises(Unavailable, match="cannot start on a: busy"):

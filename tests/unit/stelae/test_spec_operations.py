@@ -23,6 +23,7 @@ from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
     RetryLater,
+    Unavailable,
 )
 from stelae.deploy import machines, ray_session
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
@@ -212,27 +213,43 @@ def test_a_watch_goes_on_after_an_error_until_the_cluster_goes_down(
     assert host.away() == {"since": {}, "servers": []}
 
 
-def test_a_check_asks_who_is_away_only_where_a_server_is_dead(
+def test_a_check_asks_who_is_away_only_where_a_server_is_dead_or_half_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And, before it joins a Ray, only where servers are replaced. Trouble is told, not raised."""
-    database, report = MagicMock(home="", cluster="demo"), MagicMock()
+    database, status = MagicMock(home="", cluster="demo"), MagicMock(replaced=[])
     joined: list[str] = []
-    report.facts.status.servers = [MagicMock(is_live=True)]
+    status.servers = [MagicMock(is_live=True)]
     told = {"since": {}, "servers": [{"name": "b", "next": "wait", "why": "it starts on a"}]}
     monkeypatch.setattr(spec_operations, "ask_away", lambda cluster, timeout_s: told)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_session, "join_ray", joined.append)
-    assert check._lines_of_away(database, report) == []
-    report.facts.status.servers = [MagicMock(is_live=False)]
-    assert check._lines_of_away(database, report) == [], "a cluster that is known by its masters"
+    assert check.away_of(database, status) is None
+    status.servers = [MagicMock(is_live=False)]
+    assert check.away_of(database, status) is None, "a cluster that is known by its masters"
     database.home = str(tmp_path)
-    assert check._lines_of_away(database, report) == []
+    assert check.away_of(database, status) is None
     assert not joined
-    monkeypatch.setattr(replacing, "known_at", lambda home: MagicMock())
-    assert check._lines_of_away(database, report) == ["b waits: it starts on a"]
+    monkeypatch.setattr(replacing, "may_replace", lambda home: True)
+    assert check.away_of(database, status) == told
+    assert check.lines_of_away(told) == ["b waits: it starts on a"]
     assert joined == [database.ray_address]
+    monkeypatch.setattr(replacing, "may_replace", lambda home: False)
+    status.servers, status.replaced = [MagicMock(is_live=True)], [MagicMock(successor="")]
+    assert check.away_of(database, status) == told, "its replacement is half done"
+    status.replaced[0].successor = "new"
+    assert check.away_of(database, status) is None
+    status.servers = [MagicMock(is_live=False)]
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     late = MagicMock(side_effect=DeadlineExpired("away", "the actor"))
     monkeypatch.setattr(spec_operations, "ask_away", late)
-    (line,) = check._lines_of_away(database, report)
+    (line,) = check.lines_of_away(check.away_of(database, status))
     assert line.startswith("it is not known which machines are away: ")
+
+
+def test_an_actor_of_an_older_version_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no such method, and a check goes on without it."""
+    old = MagicMock(spec=["plan"])
+    monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: {"apply": old})
+    with pytest.raises(Unavailable, match="older version, which replaces no servers"):
+        ask_away("demo", 0.1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
+from unittest.mock import MagicMock
 
 import pytest
 import ray
@@ -44,3 +46,18 @@ def test_a_process_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
             ray_window.warn_outside_window()
     finally:
         ray_window.warn_outside_window.cache_clear()
+
+
+def test_a_process_without_the_package_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's ``py_modules`` bring modules alone, and a launch goes on there."""
+    missing = MagicMock(side_effect=importlib.metadata.PackageNotFoundError("stelae"))
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    monkeypatch.setattr(ray, "__version__", "1.0.0")
+    ray_window.warn_outside_window.cache_clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ray_window.warn_outside_window()
+    finally:
+        ray_window.warn_outside_window.cache_clear()
+    missing.assert_called_once_with("stelae")

@@ -15,6 +15,7 @@ from stelae.client.check.check import judge
 from stelae.client.check.facts import (
     Facts,
     MasterAnswer,
+    ReplacedFacts,
     ServerFacts,
     Severity,
     StatusFacts,
@@ -177,6 +178,18 @@ def test_a_backup_that_is_known_and_was_not_heard_is_missed() -> None:
     ]
     assert "was not heard since" in found[0].text
     assert "stelae server retire backup-2`" in found[0].hint
+
+
+def test_a_server_that_is_half_replaced_is_missed() -> None:
+    """No server of its name is listed then."""
+    servers = (server("t1"), server("backup-1"))
+    fences = (
+        ReplacedFacts("backup-2", ServerUuid("old")),
+        ReplacedFacts("backup-1", ServerUuid("older"), ServerUuid("backup-1")),
+    )
+    found = judge_servers(StatusFacts("c", 1, servers, (), (), replaced=fences))
+    assert [(each.severity, each.subject) for each in found] == [(WARNING, "backup-2")]
+    assert "successor was not heard" in found[0].text
 
 
 SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from stelae.coordinator.apply.away import (
+    LOOK_GAP_S,
     START_LIMIT_S,
     Look,
     Next,
     Verdict,
     replacements,
-    still_away,
+    since_when,
 )
 
 AFTER_S = 60.0
@@ -115,7 +116,7 @@ def test_servers_of_a_machine_that_stays_away_are_moved_one_after_the_other() ->
         ("safekeeper-3", Next.WAIT),
         ("tserver-3", Next.WAIT),
     ]
-    assert found[0].uuid == "backup3"
+    assert found[0].uuids == ("backup3",)
     assert found[0].why == "machine c stays away"
     assert found[1].why == "backup-3 goes first"
 
@@ -128,15 +129,23 @@ def test_only_servers_of_the_spec_are_moved() -> None:
 
 def test_the_time_counts_from_when_the_machine_went_away() -> None:
     """By Ray's nodes; one that was back for a moment counts anew, and so does a new watcher."""
-    since = still_away({}, ["a", "c", "c"], ["a", "b"], 10.0)
+    since = since_when({}, ["c", "c"], 10.0, 5.0)
     assert since == {"c": 10.0}
-    assert still_away(since, ["a", "c"], ["a"], 50.0) == {"c": 10.0}
-    back = still_away(since, ["a", "c"], ["a", "c"], 50.0)
+    assert since_when(since, ["c"], 50.0, 10.0) == {"c": 10.0}
+    back = since_when(since, [], 50.0, 45.0)
     assert back == {}
-    assert still_away(back, ["a", "c"], ["a"], 60.0) == {"c": 60.0}
+    assert since_when(back, ["c"], 60.0, 50.0) == {"c": 60.0}
     verdict = only(looked(kinds=("backup",), away_s={AWAY: AFTER_S - 20.0}))
     assert (verdict.next, verdict.in_s) == (Next.WAIT, 20.0)
     assert verdict.why == "its machine c may come back for 20 s more"
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    """The machine may have been there then."""
+    since = since_when({}, ["c"], 10.0, 10.0)
+    assert since_when(since, ["c"], 10.0 + LOOK_GAP_S, 10.0) == {"c": 10.0}
+    late = 11.0 + LOOK_GAP_S
+    assert since_when(since, ["c"], late, 10.0) == {"c": late}
 
 
 def test_nothing_is_moved_while_all_machines_are_there() -> None:
@@ -160,15 +169,36 @@ def test_a_leader_that_has_not_heard_everybody_moves_nobody(heard: bool | None) 
     )
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_server_is_moved_only_if_it_is_known_whom_to_fence(count: int) -> None:
-    """Exactly one UUID of its name."""
-    look = looked(kinds=("backup",))
+def of_backup_3(look: Look, *states: str) -> Look:
+    """With so many UUIDs of the name, of which some are live."""
     others = [each for each in look.status["servers"] if each["id"] != "backup-3"]
-    same = [server("backup", 3, uuid=f"u{number}") for number in range(count)]
-    verdict = only(with_status(look, servers=[*others, *same]))
+    same = [server("backup", 3, uuid=f"u{n}", state=each) for n, each in enumerate(states)]
+    return with_status(look, servers=[*others, *same])
+
+
+def test_a_server_is_moved_only_if_it_is_known_whom_to_fence() -> None:
+    """The masters may never have heard it."""
+    verdict = only(of_backup_3(looked(kinds=("backup",))))
     assert verdict.next is Next.WAIT
-    assert f"the masters know {count} UUIDs of it" in verdict.why
+    assert "the masters know no UUID of it" in verdict.why
+
+
+def test_all_silent_uuids_of_the_name_are_fenced() -> None:
+    """A server that lost its disk once is known by two, until the masters start again."""
+    look = looked(kinds=("backup",))
+    verdict = only(of_backup_3(look, "dead", "dead"))
+    assert (verdict.next, verdict.uuids) == (Next.MOVE, ("u0", "u1"))
+    verdict = only(of_backup_3(look, "dead", "live"))
+    assert (verdict.next, verdict.why) == (Next.WAIT, "the masters still hear it")
+    left = only(of_backup_3(half(look, "backup-3"), "dead", "live"))
+    assert (left.next, left.uuids) == (Next.MOVE, ("u0",)), "those that a killed step left"
+
+
+def test_without_a_time_only_what_is_half_replaced_is_carried_on() -> None:
+    """It has no disk any more."""
+    look = looked(kinds=("backup", "tserver"), replace_after_s=None)
+    assert not replacements(look)
+    assert next_of(half(look, "backup-3")) == {"backup-3": Next.MOVE}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +286,14 @@ def test_a_backup_is_not_given_up_while_something_may_need_it(
 
 def test_shortages_are_waited_for_where_the_other_backups_can_end_them() -> None:
     """With too few of them, another backup is what ends them."""
-    look = with_status(looked(tablet(), kinds=("backup",)), shortages=[{}])
+    lacks = {"table": "t", "number": 1, "segments_unheld": 0}
+    look = with_status(looked(tablet(), kinds=("backup",)), shortages=[lacks])
     assert only(look).why == "the other backups are making replicas of segments again"
     assert only(replace(look, copies=3)).next is Next.MOVE
+    needed = with_status(look, shortages=[lacks, {**lacks, "segments_unheld": 1}])
+    found = only(replace(needed, copies=3))
+    assert found.next is Next.WAIT, "what was loaded may be on that disk alone"
+    assert "on no backup that lives" in found.why
 
 
 def test_a_move_that_was_left_half_done_is_carried_on_before_others() -> None:
@@ -269,7 +304,7 @@ def test_a_move_that_was_left_half_done_is_carried_on_before_others() -> None:
         "backup-3": Next.WAIT,
         "tserver-3": Next.WAIT,
     }
-    assert not replacements(look)[0].uuid, "it is fenced already"
+    assert not replacements(look)[0].uuids, "it is fenced already"
 
 
 def test_a_half_moved_server_without_a_process_is_started_where_it_was_written_down() -> None:
@@ -288,7 +323,19 @@ def test_a_start_that_fails_goes_to_another_machine() -> None:
     look = replace(look, placed={**look.placed, "backup-3": "a"})
     starting = replace(look, starting_s={"backup-3": START_LIMIT_S - 1.0})
     assert only(starting).next is Next.WAIT
-    assert only(replace(look, starting_s={"backup-3": START_LIMIT_S})).next is Next.MOVE
+    late = replace(look, starting_s={"backup-3": START_LIMIT_S})
+    assert only(late).next is Next.MOVE
+    assert only(replace(late, there=())).next is Next.MOVE, "what keeps it from having an actor"
+
+
+def test_a_step_that_failed_a_moment_ago_keeps_no_other_server() -> None:
+    """Unless it is half replaced: then all others wait for it."""
+    look = replace(looked(kinds=("backup", "tserver")), paused={("backup-3", Next.MOVE): "no room"})
+    assert next_of(look) == {"backup-3": Next.WAIT, "tserver-3": Next.MOVE}
+    assert replacements(look)[0].why == "no room"
+    assert next_of(half(look, "backup-3")) == {"backup-3": Next.WAIT, "tserver-3": Next.WAIT}
+    other = replace(look, paused={("backup-3", Next.START): "no room"})
+    assert next_of(other) == {"backup-3": Next.MOVE, "tserver-3": Next.WAIT}
 
 
 def test_the_next_server_waits_until_the_one_before_was_heard() -> None:

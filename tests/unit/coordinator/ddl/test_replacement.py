@@ -126,6 +126,19 @@ def test_the_first_server_that_is_heard_under_the_name_is_the_successor() -> Non
     assert world.liveness.is_live(Run(NEW, 1), world.now)
 
 
+def test_a_fenced_server_is_not_the_successor_of_the_next_one() -> None:
+    """OLD was cut off while NEW took its name and was fenced: the name has no server yet."""
+    world = World().fenced()
+    world.put(draft_successor(world.catalog, world.beat(NEW)))
+    world.now += 10.0
+    world.put(world.replace(NEW, sequence=2))
+    assert draft_successor(world.catalog, world.beat(OLD)) is None
+    assert not world.catalog.mark(NEW).successor
+    newest = ServerUuid("newest")
+    world.put(draft_successor(world.catalog, world.beat(newest)))
+    assert world.catalog.mark(NEW).successor == newest
+
+
 def test_the_name_means_the_successor() -> None:
     """The former server is meant by its UUID alone, also while both are silent."""
     world = World().fenced()

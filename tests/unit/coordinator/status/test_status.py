@@ -94,6 +94,24 @@ def test_utilisation_and_write_cost_are_those_of_all_tablets_together() -> None:
     assert unwritten["utilisation"] is unwritten["write_cost"] is None
 
 
+def test_a_tablet_is_shown_as_loaded_only_once_all_of_it_is() -> None:
+    """4 MiB of 12 GiB that are left are not nothing: the backup that has them is needed."""
+    world = World(tablet())
+
+    def loaded(left_bytes: int) -> float:
+        said = report("a", 1, TabletProgress.SERVING)
+        more = {"remote_bytes": left_bytes, "remote_bytes_at_first": 12 << 30}
+        world.beat("s1", msgspec.structs.replace(said, **more))
+        of: Any = (world.catalog, world.liveness, Recoveries(), {})
+        inputs = StatusInputs("c", 0.0, world.now, 1, (), *of)
+        found: float = msgspec.json.decode(status_document(inputs))["tablets"][0]["loaded"]
+        return found
+
+    assert loaded(4 << 20) == 0.999
+    assert loaded(1) == 0.999
+    assert loaded(0) == 1.0
+
+
 def test_the_document_tells_of_which_tablets_this_leader_has_heard() -> None:
     """A new one has heard of none; a word of another term says nothing; a follower is not told."""
     world = World(tablet())

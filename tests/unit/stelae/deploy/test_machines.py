@@ -172,3 +172,5 @@ def test_a_file_without_a_placement_fits_a_cluster_that_was_spread_by_itself(
     assert machines.as_founded(spec, labelled) == spec
     assert machines.as_founded(labelled, spread) == labelled
     assert machines.as_founded(spec, None) == spec
+    replacing = _spec(tmp_path, placement={"spread": "node", "replace_after": "15m"})
+    assert machines.as_founded(spec, replacing) == spread, "it may have had a replace_after"

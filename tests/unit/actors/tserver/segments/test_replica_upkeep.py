@@ -121,6 +121,7 @@ def test_a_shortage_is_told_from_its_beginning_to_its_end() -> None:
     watch = ShortageWatch()
     assert watch.look(0, 0) is None
     assert watch.look(3, 300) == Shortage(3, 300, 3, 300)
+    assert watch.look(4, 350, 2) == Shortage(4, 350, 4, 350, segments_unheld=2)
     assert watch.look(5, 400) == Shortage(5, 400, 5, 400)
     assert watch.look(1, 50) == Shortage(1, 50, 5, 400)
     assert watch.look(0, 0) is None
