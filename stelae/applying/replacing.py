@@ -188,6 +188,7 @@ class Replacing:
         assert spec.placement is not None
         label = spec.placement.machine_label
         live = machines.live_machines(label)
+        racks = machines.live_racks(label, spec.placement.rack_label)
         tried = self._failed.get(name, ())
         others = {n: m for n, m in state.machines.items() if n != name}
         left = [m for m in live if m not in tried] or list(live)
@@ -195,7 +196,7 @@ class Replacing:
             self._failed.pop(name, None)  # all were tried: begin again
         problems: list[str] = []
         while left:
-            target = machines.assigned([*others, name], others, left)[name]
+            target = machines.assigned([*others, name], others, left, racks)[name]
             checked = node_checks.check_nodes(label, needs_on(spec, {**others, name: target}, name))
             if not checked.problems and not checked.unchecked:
                 return target

@@ -5,7 +5,7 @@ Each leaves one protection out, and nothing but faults of whole nodes shows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.actors.tserver.segments import placement
 from stelae.coordinator.timelines import placement as timelines
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 from stelae.core.runtime import Clock, Disk
 from stelae.simulation.scenarios import NODES, Scenario, load_scenario
 from stelae.simulation.world.network import SimPeers
@@ -32,8 +33,8 @@ def _two_on_one_node_are_two() -> Any:
     """Replicas of a segment are kept on different backups, whatever nodes these are on."""
     choose = placement.choose_backup
 
-    def anywhere(candidates: Any, used: Any, used_nodes: Collection[str], **rest: Any) -> Any:
-        return choose(candidates, used, (), **{**rest, "home": ""})
+    def anywhere(candidates: Any, used: Any, used_places: Any, **rest: Any) -> Any:
+        return choose(candidates, used, (), **{**rest, "home": Place("")})
 
     return patch.object(placement, "choose_backup", anywhere)
 

@@ -16,6 +16,7 @@ from stelae.coordinator.placement.leader_loads import COOL_S, LEAST_PER_S, Cooli
 from stelae.coordinator.placement.rebalance import Placed
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import LOAD_UNKNOWN
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
 
 S = ServerUuid
@@ -51,7 +52,7 @@ def layout(*words: str, servers: str = "abc", beside: dict[str, float] | None = 
     return Layout(
         placed(*words),
         {},
-        {S(name): name for name in servers},
+        {S(name): Place(name) for name in servers},
         {},
         {S(name): load for name, load in (beside or {}).items()},
     )
