@@ -118,8 +118,8 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
     ]
     if made.ray_address:
         fields.append(("placement", _where(made.placement), _where(spec.placement), first))
-        racks = [_racks(made.placement), _racks(spec.placement)]
-        fields.append(("placement.spread, its label of racks", *racks, up))
+        before, after = _racks(made.placement), _racks(spec.placement)
+        fields.append(("placement.spread's label of racks", before, after, up))
         fields.append(("ray.address", made.ray_address, spec.ray.address, up))
         fields.append(("ray.num_cpus", made.ray_num_cpus, spec.ray.num_cpus, up))
         if spec.serve is not None:  # whose proxy serves is settled when Ray starts

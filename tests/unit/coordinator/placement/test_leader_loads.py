@@ -117,7 +117,7 @@ def test_what_was_moved_for_its_load_stays_for_a_while() -> None:
 def test_a_step_for_counts_heats_nobody() -> None:
     """Its target keeps well below what would have it give away something for its load."""
     tablets = placed("t:abc400", "t:abc400", "t:bca800", "t:cab700")
-    known = leaders_load(tablets, {S(c): c for c in "abc"}, {})
+    known = leaders_load(tablets, {S(c): Place(c) for c in "abc"}, {})
     assert known is not None
     assert not known.hot()
     assert not known.may_take(tablets[0], S("b"))
