@@ -58,6 +58,7 @@ from stelae.core.messages.replicas import (
     TransferLeadership,
 )
 from stelae.core.messages.servers import ReplicaRole
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove, ServerInfo, TabletRecord, TabletState
 from stelae.core.records.replication import Configuration
 from stelae.core.schema.durability import Replicas
@@ -337,19 +338,20 @@ class GroupRound:
 
     def _with_burdens(self, members: Sequence[Member]) -> list[Member]:
         """The members, and how badly each is placed."""
-        nodes: dict[ServerUuid, str] = {}
+        places: dict[ServerUuid, Place] = {}
         for member in members:
             seen = self._liveness.live_server(member.uuid, self._now)
             if seen is not None:
-                nodes[member.uuid] = seen.server.process.node
-        every = list(nodes.values())
+                places[member.uuid] = seen.server.place
+
+        def crowd(uuid: ServerUuid) -> tuple[int, int]:
+            others = [places[other] for other in places if other != uuid]
+            return places[uuid].crowd(others) if uuid in places else (0, 0)
+
         return [
             replace(
                 member,
-                burden=(
-                    every.count(nodes[member.uuid]) - 1 if member.uuid in nodes else 0,
-                    self._catalog.count_replicas(member.uuid),
-                ),
+                burden=(*crowd(member.uuid), self._catalog.count_replicas(member.uuid)),
             )
             for member in members
         ]

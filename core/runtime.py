@@ -350,6 +350,11 @@ class Runtime(Protocol):
     @property
     def identity(self) -> ProcessIdentity: ...
 
+    @property
+    def rack(self) -> str:
+        """The rack of the node that it runs on; empty: the node stands for it."""
+        ...
+
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
     """Which process a server runs in: ``started`` tells a reused pid apart."""

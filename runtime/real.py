@@ -134,7 +134,7 @@ class CountingMetrics:
 
 class RealRuntime:
     """See `stelae.core.runtime.Runtime`. The parts with a default may be given instead; ``node`` is
-    what its machine is called, if it has a name of its own."""
+    what its machine is called, if it has a name of its own, and ``rack`` the rack that it is in."""
 
     def __init__(
         self,
@@ -145,6 +145,7 @@ class RealRuntime:
         metrics: Metrics | None = None,
         offload_threads: int = _OFFLOAD_THREADS,
         node: str = "",
+        rack: str = "",
     ) -> None:
         self._clock = RealClock()
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
@@ -154,6 +155,7 @@ class RealRuntime:
         self._objects: Objects = LocalObjects() if objects is None else objects
         self._metrics: Metrics = CountingMetrics() if metrics is None else metrics
         self._identity = this_process(node)
+        self._rack = rack
         self._threads = ThreadPoolExecutor(offload_threads, thread_name_prefix="offload")
         self._offloaded = 0
 
@@ -188,6 +190,10 @@ class RealRuntime:
     @property
     def identity(self) -> ProcessIdentity:
         return self._identity
+
+    @property
+    def rack(self) -> str:
+        return self._rack
 
     async def offload(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `stelae.core.runtime.Runtime`. Raises Overloaded if too much waits already."""

@@ -273,6 +273,22 @@ def node_faults_of(world: World, duration_s: float, losable: Collection[str] = (
     return draw_node_faults(world.options, rng, servers, clients, duration_s, lost)
 
 
+def rack_faults_of(world: World, duration_s: float) -> list[Action]:
+    """Draw losses of power of whole racks, each with at least two nodes, if there are any."""
+    nodes: dict[str, list[str]] = {}
+    for name, rack in world.machines.racks.items():
+        nodes.setdefault(rack, []).append(name)
+    racks = [tuple(names) for names in nodes.values() if len(names) > 1]
+    mean_s, rng = world.options.rack_gap_mean_s, world.rng("racks")
+    schedule: list[Action] = []
+    at_s = rng.expovariate(1.0 / mean_s) if mean_s > 0 and racks else duration_s
+    while at_s < duration_s:
+        lasting_s = rng.expovariate(1.0 / world.options.node_duration_mean_s)
+        schedule.append(Action(at_s, "power", rng.choice(racks), (), lasting_s))
+        at_s += rng.expovariate(1.0 / mean_s)
+    return schedule
+
+
 def gray_faults_of(world: World, duration_s: float) -> list[Action]:
     """Draw the gray faults of a world whose servers run, if its options have any."""
     servers, clients = _nodes_of(world)
@@ -321,6 +337,7 @@ class Nemesis:
             )
             drawn += gray_faults_of(world, duration_s)
             drawn += node_faults_of(world, duration_s, losable)
+            drawn += rack_faults_of(world, duration_s)
             world.schedule = sorted(drawn, key=lambda action: action.at_s)
         return cls(world, world.schedule)
 
@@ -405,7 +422,8 @@ class Nemesis:
             case "full_disk":
                 world.nodes[name].disk.full = False
             case "power":
-                world.give_power(name)
+                for machine in action.nodes:
+                    world.give_power(machine)
             case "lose_calls":
                 world.note("nemesis", f"ends lost calls to {','.join(action.others)}")
                 for caller in action.nodes:
@@ -443,12 +461,19 @@ class Nemesis:
         node.disk.on_sync = in_sync
 
     def _cut_power(self, action: Action) -> None:
-        """One node at a time: of two the promise covers nothing."""
-        world = self._world
+        """One node at a time, or one rack: of two the promise covers nothing. A rack only if what
+        is needed of everything is elsewhere: for want of another rack it may all be in one."""
+        world, machines = self._world, action.nodes
         if world.machines.down:
-            world.note("nemesis", f"spares {action.nodes[0]}: another node is down")
+            world.note("nemesis", f"spares {','.join(machines)}: another node is down")
             return
-        world.cut_power(action.nodes[0], action.others if self._may_lose(action.others) else ())
+        inside = [node.name for node in world.nodes.values() if node.machine in machines]
+        if len(machines) > 1 and not world.may_lose_together(inside):
+            world.note("nemesis", f"spares {','.join(machines)}: the promise would not cover it")
+            return
+        empty = action.others if self._may_lose(action.others) else ()
+        for machine in machines:
+            world.cut_power(machine, empty)
 
     def _swap(self, action: Action) -> None:
         world = self._world

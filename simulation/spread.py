@@ -1,8 +1,9 @@
-"""Copies on different nodes: a judge of every choice of a place.
+"""Copies on different nodes, and in different racks: a judge of every choice of a place.
 
 A choice is judged at the moment at which it is made, by what the chooser was given: a copy may be
-put on a node that has one already only if no candidate is on another node. A look at where copies
-are cannot tell that from a choice for want of another node that was cut off at that time.
+put on a node, or in a rack, that has one already only if no candidate is on another node, or in
+another rack. A look at where copies are cannot tell that from a choice for want of another node
+that was cut off at that time.
 
 Judged are replicas of segments, of tablets and of timelines, and copysets; masters never move
 (`stelae.simulation.world.machines`).
@@ -23,25 +24,41 @@ from stelae.coordinator.placement.assignment import Load
 from stelae.coordinator.timelines import safekeepers
 from stelae.coordinator.timelines.safekeepers import Safekeeper
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 from stelae.core.records.records import ServerInfo
 from stelae.core.records.timelines import SafekeeperId
 
 
-def require_apart(what: str, chosen: str, others: Sequence[str], free: Collection[str]) -> None:
+def require_apart(
+    what: str, chosen: Place, others: Sequence[Place], free: Collection[Place]
+) -> None:
     """Check one choice.
 
     Args:
         what: what a place was chosen for.
-        chosen: the node of the new copy.
-        others: the nodes of the other copies.
-        free: nodes of all candidates that could have been chosen as well.
+        chosen: the place of the new copy.
+        others: the places of the other copies.
+        free: places of all candidates that could have been chosen as well.
 
     Raises:
-        AssertionError: the node has a copy, and another node could have been chosen.
+        AssertionError: the node, or the rack, has a copy, and another one could have been chosen.
     """
-    better = sorted({node for node in free if node not in others})
-    assert chosen not in others or not better, (
-        f"{what} has two copies on {chosen}, and could have one on {', '.join(better)}"
+    nodes = [other.node for other in others]
+    racks = [other.rack for other in others if other.rack]
+
+    def is_apart(place: Place) -> bool:
+        return place.node not in nodes
+
+    def is_far(place: Place) -> bool:
+        return is_apart(place) and place.rack not in racks
+
+    better = sorted({place.node for place in free if is_apart(place)})
+    assert is_apart(chosen) or not better, (
+        f"{what} has two copies on {chosen.node}, and could have one on {', '.join(better)}"
+    )
+    better = sorted({place.node for place in free if is_far(place)})
+    assert is_far(chosen) or not better, (
+        f"{what} has two copies in {chosen.rack}, and could have one on {', '.join(better)}"
     )
 
 
@@ -71,15 +88,15 @@ def _place(chooses: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         chosen, is_full = chooses(log, medium, used, avoided, replicas=replicas)
         members = log.members
-        free = {  # of these none is worse than another, but for its node and its group
-            each.uuid: each.node
+        free = {  # of these none is worse than another, but for its place and its group
+            each.uuid: each.place
             for each in candidates_for(log, medium, used)
             if each.uuid not in avoided
             and each.has_room
             and not (each.is_low or each.is_shunned or each.is_retiring)
         }
         if chosen in free and not members.copysets:
-            others = [s.process.node for uuid in sorted(used) if (s := members.find(uuid))]
+            others = [s.place for uuid in sorted(used) if (s := members.find(uuid))]
             require_apart("a segment", free[chosen], others, list(free.values()))
         return chosen, is_full
 
@@ -97,9 +114,9 @@ def _best_member(chooses: Callable[..., Any]) -> Callable[..., Any]:
         if chosen is not None:
             taken = [member.uuid for member in members]
             servers = [load.server for load in loads if load.server.uuid not in (shunned or {})]
-            free = [server.process.node for server in servers if server.uuid not in taken]
-            nodes = [member.process.node for member in members]
-            require_apart("a tablet", chosen.server.process.node, nodes, free)
+            free = [server.place for server in servers if server.uuid not in taken]
+            places = [member.place for member in members]
+            require_apart("a tablet", chosen.server.place, places, free)
         return chosen
 
     return best_member
@@ -116,10 +133,10 @@ def _pick(chooses: Callable[..., Any]) -> Callable[..., Any]:
         chosen: list[Safekeeper] = chooses(candidates, kept, count, load, last)
         taken = [*kept]
         for one in chosen:
-            free = [each.node for each in candidates if each not in taken]
+            free = [each.place for each in candidates if each not in taken]
             if not last:
-                nodes = [each.node for each in taken]
-                require_apart("a timeline", one.node, nodes, free)
+                places = [each.place for each in taken]
+                require_apart("a timeline", one.place, places, free)
             taken.append(one)
         return chosen
 
@@ -129,14 +146,14 @@ def _pick(chooses: Callable[..., Any]) -> Callable[..., Any]:
 def _new_groups(chooses: Callable[..., Any]) -> Callable[..., Any]:
     def new_groups(free: Sequence[ServerInfo], size: int) -> list[tuple[ServerUuid, ...]]:
         groups: list[tuple[ServerUuid, ...]] = chooses(free, size)
-        nodes = {server.uuid: server.process.node for server in free}
+        places = {server.uuid: server.place for server in free}
         for group in groups:
             for number, uuid in enumerate(group):
-                left = [nodes[each] for each in nodes if each not in group[:number]]
-                others = [nodes[each] for each in group[:number]]
-                require_apart("a copyset", nodes[uuid], others, left)
+                left = [places[each] for each in places if each not in group[:number]]
+                others = [places[each] for each in group[:number]]
+                require_apart("a copyset", places[uuid], others, left)
             for uuid in group:
-                del nodes[uuid]
+                del places[uuid]
         return groups
 
     return new_groups

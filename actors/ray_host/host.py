@@ -92,6 +92,8 @@ class ServerPlan:
     in Ray's network, else on ``host``. A master's is in ``host``: others know it by that."""
     selector: Mapping[str, str] = field(default_factory=dict)
     """Of the nodes that Ray may start it on (`node_selector`); empty: any."""
+    rack_label: str = ""
+    """Label of Ray's nodes whose values are the racks; empty: each node is one."""
     joining: bool = False
     """Of a master: it waits to be added, and founds nothing."""
     traces_endpoint: str = ""
@@ -261,7 +263,9 @@ class ServerHost:
         )
         objects = RayObjects(f"{plan.cluster}/{plan.name}", NAMESPACE)
         metrics = RayMetrics(cluster=plan.cluster, server=plan.name)
-        runtime = RealRuntime(peers, disk, objects=objects, metrics=metrics, node=plan.machine)
+        runtime = RealRuntime(
+            peers, disk, objects=objects, metrics=metrics, node=plan.machine, rack=_rack(plan)
+        )
         try:
             # Only a launch founds a group of masters: one that comes back without its files waits
             # to be added, also if its plan, made when it was alone, names no other.
@@ -452,6 +456,13 @@ def _host(plan: ServerPlan) -> str:
     if not plan.machine or plan.kind is ServerKind.MASTER:
         return plan.host
     return str(ray.util.get_node_ip_address())
+
+
+def _rack(plan: ServerPlan) -> str:
+    """Of the node that this process runs on; empty: it has none."""
+    if not plan.rack_label:
+        return ""
+    return str(ray.get_runtime_context().get_node_labels().get(plan.rack_label, ""))
 
 
 def create_actor(plan: ServerPlan) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.rpc import Handlers
@@ -32,4 +34,5 @@ async def listen_as(
         address=runtime.peers.address,
         process=runtime.identity,
         media=media,
+        rack=runtime.rack or msgspec.UNSET,
     )

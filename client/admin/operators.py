@@ -179,6 +179,7 @@ def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "name": server["id"],
             **{key: server[key] for key in wanted},
+            "rack": server.get("rack", ""),
             "leads": leads.get(server["uuid"], 0),
             "owned": server["tablets"] - server["replicas"],
             "load_per_s": loads.get(server["uuid"], 0.0)

@@ -17,6 +17,7 @@ from stelae.core.messages.replicas import ReplicaDigest
 from stelae.core.messages.safekeepers import HeldTimeline
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.messages.timelines import MigrationProgress
+from stelae.core.places import Place
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 
 
@@ -109,6 +110,14 @@ class ServerFacts(msgspec.Struct, frozen=True):
     address: Address = Address("")
     node: str = ""
     """Name of its machine: a label's value, or an address."""
+    rack: str = ""
+    """Name of its machine's rack; empty: the machine stands for it."""
+
+    @property
+    def place(self) -> Place:
+        """What it shares with other servers."""
+        return Place(self.node, self.rack)
+
     replicas: int = 0
     tablets: int | None = 0
     retiring: bool = False

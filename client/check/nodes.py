@@ -1,54 +1,78 @@
-"""Whether the loss of one machine stops the masters, or tablets with replicas. Pure.
+"""Whether the loss of one machine, or one rack, stops the masters, or tablets with replicas. Pure.
 
-Servers of one group are put on machines of their own while there are enough. Where there are too
-few, two are on one: a note says what stops with it, since nothing is wrong otherwise.
+Servers of one group are put in racks, and on machines, of their own while there are enough. Where
+there are too few, two are in one: a note says what stops with it, since nothing is wrong otherwise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from stelae.client.check.facts import Finding, Severity, StatusFacts
+from stelae.core.places import Place
 from stelae.core.records.records import ServerKind
 
 MORE_NODES = "give Ray another node, and put a server there: `stelae apply`"
+MORE_RACKS = "give Ray a node in another rack, and put a server there: `stelae apply`"
+IN_RACK = "in rack "
 
 
 def judge_nodes(status: StatusFacts) -> list[Finding]:
-    """Machines that have a majority of the masters, or of the replicas of a tablet.
+    """Machines and racks that have a majority of the masters, or of the replicas of a tablet. Of a
+    rack one machine of which has it, the machine alone is named.
 
-    Nothing is said of a cluster on one machine alone: it stops with it anyway.
+    Nothing is said of a cluster on one machine alone, nor of the rack of one in one rack: it stops
+    with that anyway.
     """
-    node_by_uuid = {server.uuid: server.node for server in status.servers}
-    there = {server.node for server in status.servers if server.node and server.is_live}
-    if len(there) < 2:
-        return []
-    masters = [s.node for s in status.servers if s.kind == ServerKind.MASTER and s.is_live]
+    place_by_uuid = {server.uuid: server.place for server in status.servers}
+    there = [server.place for server in status.servers if server.node and server.is_live]
+    kinds = [kind for kind in (_nodes, _racks) if len({*kind(there)}) > 1]
+    masters = [s.place for s in status.servers if s.kind == ServerKind.MASTER and s.is_live]
     found = [
-        _note("masters", "", f"{count} of {len(masters)} are on {node}: none leads without it")
-        for node, count in _majorities(masters)
+        _note("masters", "", unit, f"{count} of {len(masters)} are {unit}: none leads without it")
+        for unit, count in _majorities(masters, kinds)
     ]
     crowded: Counter[tuple[str, str]] = Counter()
     for tablet in status.tablets:
         voters = [r.uuid for r in tablet.replicas or () if r.member == "voter"]
         if len(voters) > 1:
-            nodes = [node_by_uuid.get(uuid, "") for uuid in voters]
-            crowded.update((tablet.table, node) for node, _ in _majorities(nodes))
-    for (table, node), count in sorted(crowded.items()):
-        text = f"{count} tablets have most of their replicas on {node}, and stop without it"
-        found.append(_note("tablets", f"table {table!r}", text))
+            places = [place_by_uuid.get(uuid, Place("")) for uuid in voters]
+            crowded.update((tablet.table, unit) for unit, _ in _majorities(places, kinds))
+    for (table, unit), count in sorted(crowded.items()):
+        text = f"{count} tablets have most of their replicas {unit}, and stop without it"
+        found.append(_note("tablets", f"table {table!r}", unit, text))
     return found
 
 
-def _majorities(nodes: Iterable[str]) -> list[tuple[str, int]]:
-    """Each node without which no majority is left, and its number of members. Of a group of two
-    each member is needed, wherever it is: none is named."""
-    counts = Counter(nodes)
-    total = counts.total()
+def _nodes(places: Sequence[Place]) -> list[str]:
+    """The machines, as words of a sentence; empty: unknown."""
+    return [f"on {place.node}" if place.node else "" for place in places]
+
+
+def _racks(places: Sequence[Place]) -> list[str]:
+    """The racks; a machine without one is known by its own name."""
+    return [
+        f"{IN_RACK}{p.rack}" if p.rack else one
+        for p, one in zip(places, _nodes(places), strict=True)
+    ]
+
+
+def _majorities(
+    places: Sequence[Place], kinds: Sequence[Callable[[Sequence[Place]], list[str]]]
+) -> list[tuple[str, int]]:
+    """Each unit without which no majority is left, and its number of members, of the first kind
+    that has one. Of a group of two each member is needed, wherever it is: none is named."""
+    total = len(places)
     majority = total // 2 + 1
-    return [(node, n) for node, n in counts.items() if node and total > 2 and total - n < majority]
+    for kind in kinds if total > 2 else ():
+        counts = Counter(kind(places))
+        found = [(unit, n) for unit, n in counts.items() if unit and total - n < majority]
+        if found:
+            return found
+    return []
 
 
-def _note(section: str, subject: str, text: str) -> Finding:
-    return Finding(section, subject, text, Severity.NOTE, MORE_NODES)
+def _note(section: str, subject: str, unit: str, text: str) -> Finding:
+    hint = MORE_RACKS if unit.startswith(IN_RACK) else MORE_NODES
+    return Finding(section, subject, text, Severity.NOTE, hint)

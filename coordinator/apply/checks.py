@@ -118,6 +118,8 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
     ]
     if made.ray_address:
         fields.append(("placement", _where(made.placement), _where(spec.placement), first))
+        before, after = _racks(made.placement), _racks(spec.placement)
+        fields.append(("placement.spread's label of racks", before, after, up))
         fields.append(("ray.address", made.ray_address, spec.ray.address, up))
         fields.append(("ray.num_cpus", made.ray_num_cpus, spec.ray.num_cpus, up))
         if spec.serve is not None:  # whose proxy serves is settled when Ray starts
@@ -138,6 +140,10 @@ def _where(placement: PlacementSpec | None) -> str:
     if placement is None:
         return ""
     return "spread: node" if placement.label is None else f"label: {placement.label}"
+
+
+def _racks(placement: PlacementSpec | None) -> str:
+    return "" if placement is None else placement.rack_label
 
 
 def _why_tls_stays(made: PeerTls, asked: PeerTls) -> str:

@@ -52,9 +52,9 @@ class Member:
     """False: leadership should be elsewhere, e.g. while its server is in maintenance."""
     refused_until: float | None = None
     """When the pause ends that follows a hand-on to it that failed; None: none has failed."""
-    burden: tuple[int, int] = (0, 0)
-    """Other members on its server's node, and replicas on its server: the more, the better it is
-    let go, if nothing else tells it from the others."""
+    burden: tuple[int, int, int] = (0, 0, 0)
+    """Other members on its server's node, those in its rack, and replicas on its server: the more,
+    the better it is let go, if nothing else tells it from the others."""
 
     @property
     def is_lost(self) -> bool:
@@ -195,8 +195,8 @@ def _worst_first(members: Sequence[Member]) -> list[Member]:
     """By how bad they are; of equals those that are to leave, those that are placed worst, and
     then in the order given."""
 
-    def rank(member: Member) -> tuple[int, bool, int, int]:
-        beside, held = member.burden
-        return -member.health, not member.leaving, -beside, -held
+    def rank(member: Member) -> tuple[int, bool, int, int, int]:
+        on_node, in_rack, held = member.burden
+        return -member.health, not member.leaving, -on_node, -in_rack, -held
 
     return sorted(members, key=rank)

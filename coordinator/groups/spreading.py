@@ -4,10 +4,11 @@ Only after so long a calm as operators want, with nothing to heal, no server to 
 maintenance, and every tablet led; then one step, and as long a calm again. The steps, of which the
 first that there is, is taken:
 
-1. a replica moves, so that counts, then sizes, are more even
-(`stelae.coordinator.placement.rebalance`); 2. a leadership moves off a server that has too much
-load (`stelae.coordinator.placement.leader_loads`); 3. a leadership moves so that counts are more
-even, unless load speaks against it; 4. a replica moves, so that the leadership of a busy tablet can
+1. a replica moves off a node or a rack that it shares with others of its tablet, to one that has
+fewer of them; 2. a replica moves, so that counts, then sizes, are more even
+(`stelae.coordinator.placement.rebalance`); 3. a leadership moves off a server that has too much
+load (`stelae.coordinator.placement.leader_loads`); 4. a leadership moves so that counts are more
+even, unless load speaks against it; 5. a replica moves, so that the leadership of a busy tablet can
 follow it.
 
 A move is a record in the catalog, which the next leader master goes on with; a hand-over is an
@@ -36,9 +37,11 @@ from stelae.coordinator.placement.rebalance import (
     both,
     by_failures,
     next_move,
+    next_separation,
     next_transfer,
 )
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove, ServerKind
 
 Step: TypeAlias = "tuple[TabletId, ReplicaMove] | tuple[TabletId, ServerUuid]"
@@ -72,8 +75,8 @@ class Layout:
 
     tablets: tuple[Placed, ...]
     leaders: dict[TabletId, Replica]
-    nodes: dict[ServerUuid, str]
-    """Of servers that may get something new."""
+    nodes: dict[ServerUuid, Place]
+    """Places of servers that may get something new."""
     rooms: dict[ServerUuid, int]
     beside: dict[ServerUuid, float]
     """Load of tablets with segments, by server."""
@@ -108,7 +111,7 @@ def layout_of(
     return Layout(
         tuple(tablets),
         leaders,
-        {load.server.uuid: load.server.process.node for load in loads},
+        {load.server.uuid: load.server.place for load in loads},
         {load.server.uuid: load.memory_limit_bytes for load in loads},
         {seen.server.uuid: _owned(seen) for seen in liveness.live(ServerKind.TSERVER, now)},
     )
@@ -145,7 +148,8 @@ def _step(
 ) -> Step | None:
     """The first step that there is, of those allowed."""
     tablets, nodes, rooms = layout.tablets, layout.nodes, layout.rooms
-    move = next_move(tablets, nodes, rooms, may_take=may_hold)
+    move = next_separation(tablets, nodes, rooms, may_take=may_hold)
+    move = move or next_move(tablets, nodes, rooms, may_take=may_hold)
     if move is not None:
         return move
     known = leaders_load(tablets, nodes, layout.beside)

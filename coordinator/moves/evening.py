@@ -52,7 +52,7 @@ def even_out(
             owner = seen.server.uuid
             size_bytes = size_of(report)
             placed.append(Placed(tablet.tablet_id, tablet.table_id, (owner,), owner, size_bytes))
-    nodes = {load.server.uuid: load.server.process.node for load in homes}
+    nodes = {load.server.uuid: load.server.place for load in homes}
     limits = {load.server.uuid: load.memory_limit_bytes for load in homes}
 
     def may_take(tablet: Placed, target: ServerUuid) -> bool:

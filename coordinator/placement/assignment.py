@@ -2,11 +2,11 @@
 
 Pure and deterministic: the same loads give the same choice. Tablets still being opened count first,
 so that a batch (a new table, a dead server's tablets) is spread over all servers and is opened in
-parallel; then tablets of the same table, on the server and on its node, so that what fails together
-holds little of any table; then those that have fewest tablets in common with the other members;
-then all tablets, then memory; the UUID breaks ties. Before all of that come servers with room for
-the tablet's rows, and last those where the same tablet has failed. The best of all is taken, not of
-two drawn at random as in Kudu: one leader chooses, and counts what it has given.
+parallel; then tablets of the same table, on the server, in its rack and on its node, so that what
+fails together holds little of any table; then those that have fewest tablets in common with the
+other members; then all tablets, then memory; the UUID breaks ties. Before all of that come servers
+with room for the tablet's rows, and last those where the same tablet has failed. The best of all is
+taken, not of two drawn at random as in Kudu: one leader chooses, and counts what it has given.
 
 Members of one tablet are spread over all pairs of servers, so that after a death all others take
 part in making copies anew, and in leading. More sets of servers then hold all replicas of some
@@ -20,6 +20,7 @@ and again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -170,10 +171,11 @@ def choose_members(
 ) -> dict[TabletId, tuple[ServerInfo, ...]]:
     """Choose ``count`` servers for the replicas of each tablet of one table; count them in.
 
-    Of one tablet no two replicas are on one server, and none on a node that has one already while
-    there is another node; then as in `choose_owners`, with ``beside`` as there. Of servers that are
-    alike in that, those come first that have fewest tablets in common with the other members.
-    ``avoid``: as in `choose_owners`; these come last, also where others share a node.
+    Of one tablet no two replicas are on one server, and none on a node or in a rack that has one
+    already while there is another (`stelae.core.places`); then as in `choose_owners`, with
+    ``beside`` as there. Of servers that are alike in that, those come first that have fewest
+    tablets in common with the other members. ``avoid``: as in `choose_owners`; these come last,
+    also where others share a node.
 
     Raises:
         NotEnoughServers: there are fewer live tservers than replicas.
@@ -230,8 +232,7 @@ def choose_roomy(
 
     def cost(load: Load) -> tuple[Any, ...]:
         server = load.server
-        nodes = [each.server.process.node for each in chosen.values()]
-        crowd = nodes.count(server.process.node)
+        crowd = server.place.crowd([each.server.place for each in chosen.values()])
         room_bytes = rooms[server.uuid]
         return _failed(server.uuid, shunned), crowd, table.cost(server), -room_bytes, server.uuid
 
@@ -255,14 +256,14 @@ def _best_member(
     shunned: Mapping[ServerUuid, float] | None = None,
 ) -> Load | None:
     """Of the servers that are not among ``members``, the best to have beside them."""
-    nodes = [member.process.node for member in members]
+    places = [member.place for member in members]
     taken = {member.uuid: None for member in members}
 
     def cost(load: Load) -> tuple[Any, ...]:
         failed, *first, tablets, memory_bytes, uuid = _cost(load, shunned or {}, table)
         common = [(load.partners or {}).get(member, 0) for member in taken]
         shared = max(common, default=0), sum(common)
-        crowd = nodes.count(load.server.process.node)
+        crowd = load.server.place.crowd(places)
         return (failed, crowd, *first, shared, tablets, memory_bytes, uuid)
 
     free = [load for load in loads if load.server.uuid not in taken]
@@ -270,28 +271,27 @@ def _best_member(
 
 
 class _TableSpread:
-    """Where the tablets of one table are: on which servers, and on which nodes."""
+    """Where the tablets of one table are: on which servers, in which racks, on which nodes."""
 
     def __init__(self, loads: Sequence[Load], beside: Mapping[ServerUuid, int]) -> None:
         self._on_server = dict(beside)
-        self._on_node: dict[str, int] = {}
-        self._servers_of_node: dict[str, int] = {}
+        self._beside: Counter[str] = Counter()
+        """Tablets, by node and by rack."""
+        self._servers: Counter[str] = Counter()
         for load in loads:
-            node = load.server.process.node
-            count = beside.get(load.server.uuid, 0)
-            self._on_node[node] = self._on_node.get(node, 0) + count
-            self._servers_of_node[node] = self._servers_of_node.get(node, 0) + 1
+            for unit in load.server.place.units:
+                self._beside[unit] += beside.get(load.server.uuid, 0)
+                self._servers[unit] += 1
 
     def add(self, server: ServerInfo) -> None:
         """Count a tablet given to ``server``."""
         self._on_server[server.uuid] = self._on_server.get(server.uuid, 0) + 1
-        self._on_node[server.process.node] += 1
+        self._beside.update(server.place.units)
 
-    def cost(self, server: ServerInfo) -> tuple[int, float]:
-        """Tablets on this server, and for each server of its node."""
-        node = server.process.node
-        per_server = self._on_node[node] / self._servers_of_node[node]
-        return self._on_server.get(server.uuid, 0), per_server
+    def cost(self, server: ServerInfo) -> tuple[int, float, float]:
+        """Tablets on this server, and for each server of its rack, and of its node."""
+        rack, node = (self._beside[unit] / self._servers[unit] for unit in server.place.units)
+        return self._on_server.get(server.uuid, 0), rack, node
 
 
 def _failed(uuid: ServerUuid, shunned: Mapping[ServerUuid, float]) -> tuple[bool, float]:
@@ -301,7 +301,7 @@ def _failed(uuid: ServerUuid, shunned: Mapping[ServerUuid, float]) -> tuple[bool
 
 def _cost(
     load: Load, shunned: Mapping[ServerUuid, float], table: _TableSpread, size_bytes: int = 0
-) -> tuple[tuple[bool, float], bool, int, tuple[int, float], int, int, str]:
+) -> tuple[tuple[bool, float], bool, int, tuple[int, float, float], int, int, str]:
     uuid = load.server.uuid
     return (
         _failed(uuid, shunned),

@@ -7,8 +7,8 @@ record of the catalog, so that they stay as they are under whichever master lead
 - a group whose members are all there, or will be soon, stays;
 - one of which a member has been away for long, or has not answered tservers for long, or is to be
   retired, is dissolved: its members are free again;
-- of free backups new groups are made, each over as many machines as it can be; those left over wait
-  for more. Owners move the segments of a dissolved group by and by
+- of free backups new groups are made, each over as many racks and nodes as it can be; those left
+  over wait for more. Owners move the segments of a dissolved group by and by
   (`stelae.actors.tserver.segments.copyset_moves`).
 
 Source: Cidon et al., "Copysets" (ATC 2013); RAMCloud ``createReplicationGroups``.
@@ -16,7 +16,8 @@ Source: Cidon et al., "Copysets" (ATC 2013); RAMCloud ``createReplicationGroups`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.liveness.liveness import Liveness
@@ -48,22 +49,34 @@ def next_groups(
 
 
 def _new_groups(free: Sequence[ServerInfo], size: int) -> list[Group]:
-    """Members of one group are taken from the machines with the most free backups, so that no
-    machine is twice in a group as long as there are enough of them."""
-    by_node: dict[str, list[ServerInfo]] = {}
-    for server in sorted(free, key=lambda each: (each.name, each.uuid)):
-        by_node.setdefault(server.process.node, []).append(server)
+    """Members of one group are kept apart as copies are (`stelae.core.places`), and are taken from
+    the racks, and then the nodes, with the most free backups: so groups last over as many as there
+    are."""
+    left = sorted(free, key=lambda each: (each.name, each.uuid))
+    count = Counter(unit for server in left for unit in server.place.units)
     found: list[Group] = []
-    while sum(len(servers) for servers in by_node.values()) >= size:
-        members: list[ServerUuid] = []
+    while len(left) >= size:
+        members: list[ServerInfo] = []
         while len(members) < size:
-            nodes = sorted(by_node, key=lambda node: (-len(by_node[node]), node))
-            for node in nodes[: size - len(members)]:
-                members.append(by_node[node].pop(0).uuid)
-                if not by_node[node]:
-                    del by_node[node]
-        found.append(tuple(members))
+            best = _best_member(left, members, count)
+            left.remove(best)
+            count.subtract(best.place.units)
+            members.append(best)
+        found.append(tuple(member.uuid for member in members))
     return found
+
+
+def _best_member(
+    free: Sequence[ServerInfo], members: Sequence[ServerInfo], count: Mapping[str, int]
+) -> ServerInfo:
+    """The next member of a group. ``count``: free backups by rack and by node."""
+    used = [member.place for member in members]
+
+    def cost(server: ServerInfo) -> tuple[tuple[int, int], int, int, str]:
+        rack, node = server.place.units
+        return server.place.crowd(used), -count[rack], -count[node], server.place.node
+
+    return min(free, key=cost)
 
 
 def draft_copysets(

@@ -35,6 +35,7 @@ from stelae.coordinator.placement.rebalance import (
     may_move,
 )
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
 
 TOO_HOT = 0.25
@@ -67,11 +68,12 @@ class Cooling:
 
 
 def leaders_load(
-    tablets: Sequence[Placed], nodes: Mapping[ServerUuid, str], beside: Mapping[ServerUuid, float]
+    tablets: Sequence[Placed], nodes: Mapping[ServerUuid, Place], beside: Mapping[ServerUuid, float]
 ) -> LeadersLoad | None:
     """How load is spread; None if it is not known yet.
 
-    ``nodes``: of each server that may lead. ``beside``: load of servers that cannot be handed over.
+    ``nodes``: the place of each server that may lead. ``beside``: load of servers that cannot be
+    handed over.
     """
     if any(tablet.load_per_s < 0 for tablet in tablets):
         return None
@@ -87,7 +89,7 @@ class LeadersLoad:
     """The load of each server that may lead."""
 
     tablets: tuple[Placed, ...]
-    nodes: Mapping[ServerUuid, str]
+    nodes: Mapping[ServerUuid, Place]
     load: Mapping[ServerUuid, float]
 
     @property

@@ -10,6 +10,10 @@ most even; and once no count can be made more even, a big replica goes from a fu
 empty one, where that leaves counts as they are, or where a smaller one of the same table can come
 back, which is then the next step. What is full is seen by the memory that a server may use.
 
+Before all of that, replicas of one tablet that share a node, or a rack, are separated where that is
+possible: each such step leaves fewer pairs together, and no other step brings any together, so that
+these come to an end as well.
+
 Source: Kudu's rebalance_algo (two-dimensional greedy) and auto_leader_rebalancer.
 """
 
@@ -20,8 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stelae.coordinator.placement.assignment import Avoided
+from stelae.coordinator.placement.assignment import FULL, Avoided
 from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
 
 EVEN_ENOUGH = 0.02
@@ -77,17 +82,17 @@ def by_failures(tablets: Iterable[TabletId], avoid: Avoided, now: float) -> tupl
 
 def next_move(
     tablets: Sequence[Placed],
-    nodes: Mapping[ServerUuid, str],
+    nodes: Mapping[ServerUuid, Place],
     rooms: Mapping[ServerUuid, int] | None = None,
     *,
     may_take: MayTake = anybody,
 ) -> tuple[TabletId, ReplicaMove] | None:
     """The best move of a replica between servers, all of which are live; None if all is even.
 
-    ``nodes``: of each server that may hold replicas. ``rooms``: how many bytes each may hold; if
-    that is not known of all (or 0), they count as alike. ``may_take``: whether a server may come to
-    hold one, beside that. No move puts two replicas of a tablet on
-    one node that were not there before. Followers move before leaders.
+    ``nodes``: the place of each server that may hold replicas. ``rooms``: how many bytes each may
+    hold; if that is not known of all (or 0), they count as alike. ``may_take``: whether a server
+    may come to hold one, beside that. No move puts two replicas of a tablet on one node, or in one
+    rack, that were not there before. Followers move before leaders.
     """
     by_table, total = count_each(tablets, nodes, lambda tablet: tablet.members)
     sizes = Sizes(tablets, nodes, rooms or {}, lambda tablet: tablet.members)
@@ -112,13 +117,53 @@ def next_move(
     return _next_by_size(tablets, nodes, by_table, total, sizes, may_take)
 
 
+def next_separation(
+    tablets: Sequence[Placed],
+    nodes: Mapping[ServerUuid, Place],
+    rooms: Mapping[ServerUuid, int],
+    *,
+    may_take: MayTake = anybody,
+) -> tuple[TabletId, ReplicaMove] | None:
+    """The best move of a replica that shares a node or a rack with others of its tablet to a server
+    where it shares less; None if none does, or if there is nowhere to go. Arguments as in
+    `next_move`; a server without room for the replica is no target."""
+    sizes = Sizes(tablets, nodes, rooms, lambda tablet: tablet.members)
+    best: tuple[tuple[tuple[int, int], float, bool], TabletId, ReplicaMove] | None = None
+    for tablet in tablets:
+        for source, (on_node, in_rack) in _crowded(tablet, nodes):
+            others = [nodes[m] for m in tablet.members if m != source and m in nodes]
+            for target in nodes:
+                left = nodes[target].crowd(others)
+                if target in tablet.members or left >= (on_node, in_rack):
+                    continue
+                if not may_take(tablet, target) or not sizes.fits(target, tablet.size_bytes):
+                    continue
+                evens = sizes.gain(source, target, tablet.size_bytes)
+                gain = on_node - left[0], in_rack - left[1]
+                rank = gain, evens, source != tablet.leader
+                if best is None or rank > best[0]:
+                    best = (rank, tablet.tablet_id, ReplicaMove(source, target))
+    return None if best is None else best[1:]
+
+
+def _crowded(
+    tablet: Placed, nodes: Mapping[ServerUuid, Place]
+) -> Iterator[tuple[ServerUuid, tuple[int, int]]]:
+    """Replicas that share a node or a rack with others of their tablet, and with how many."""
+    there = [member for member in tablet.members if member in nodes]
+    for member in there:
+        crowd = nodes[member].crowd([nodes[other] for other in there if other != member])
+        if crowd > (0, 0):
+            yield member, crowd
+
+
 class Sizes:
     """How much each server has, and what is gained by giving some of it to another."""
 
     def __init__(
         self,
         tablets: Sequence[Placed],
-        nodes: Mapping[ServerUuid, str],
+        nodes: Mapping[ServerUuid, Place],
         rooms: Mapping[ServerUuid, int],
         held: Callable[[Placed], Sequence[ServerUuid]],
     ) -> None:
@@ -132,6 +177,12 @@ class Sizes:
         mean = sum(known) / len(known) if known and min(known) > 0 else 0.0
         self._room = {uuid: rooms[uuid] / mean if mean else 1.0 for uuid in nodes}
         """In rooms of the mean server."""
+        self._most = rooms
+
+    def fits(self, uuid: ServerUuid, size_bytes: int) -> bool:
+        """Whether a server has room for so many bytes more, as far as its room is known."""
+        most = self._most.get(uuid, 0)
+        return most == 0 or self._bytes[uuid] + size_bytes <= FULL * most
 
     def by_fill(self) -> list[ServerUuid]:
         """The fullest first."""
@@ -160,7 +211,7 @@ class Sizes:
 
 def _next_by_size(
     tablets: Sequence[Placed],
-    nodes: Mapping[ServerUuid, str],
+    nodes: Mapping[ServerUuid, Place],
     by_table: Mapping[TableId, Mapping[ServerUuid, int]],
     total: Mapping[ServerUuid, int],
     sizes: Sizes,
@@ -185,7 +236,7 @@ def _next_by_size(
 
 def _exchanges(
     tablets: Sequence[Placed],
-    nodes: Mapping[ServerUuid, str],
+    nodes: Mapping[ServerUuid, Place],
     by_table: Mapping[TableId, Mapping[ServerUuid, int]],
     total: Mapping[ServerUuid, int],
     source: ServerUuid,
@@ -216,17 +267,17 @@ def _exchanges(
 
 
 def may_move(
-    tablet: Placed, source: ServerUuid, target: ServerUuid, nodes: Mapping[ServerUuid, str]
+    tablet: Placed, source: ServerUuid, target: ServerUuid, nodes: Mapping[ServerUuid, Place]
 ) -> bool:
     if target in tablet.members:
         return False
-    others = [nodes.get(member) for member in tablet.members if member != source]
-    return nodes[target] not in others or nodes[source] in others
+    others = [nodes[m] for m in tablet.members if m != source and m in nodes]
+    return nodes[target].crowd(others) <= nodes[source].crowd(others)
 
 
 def next_transfer(
     tablets: Sequence[Placed],
-    nodes: Mapping[ServerUuid, str],
+    nodes: Mapping[ServerUuid, Place],
     *,
     may_take: MayTake = anybody,
 ) -> tuple[TabletId, ServerUuid] | None:
@@ -257,7 +308,7 @@ def next_transfer(
 
 def count_each(
     tablets: Sequence[Placed],
-    nodes: Mapping[ServerUuid, str],
+    nodes: Mapping[ServerUuid, Place],
     held: Callable[[Placed], Sequence[ServerUuid]],
 ) -> tuple[dict[TableId, dict[ServerUuid, int]], dict[ServerUuid, int]]:
     """How many each server has: of each table, and in all."""

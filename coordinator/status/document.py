@@ -133,6 +133,7 @@ def _describe(server: ServerInfo, state: ServerState) -> dict[str, Any]:
         "uuid": server.uuid,
         "incarnation": server.incarnation,
         "node": server.process.node,
+        "rack": server.place.rack,
         "pid": server.process.pid,
         "address": server.address,
         "state": state.value,

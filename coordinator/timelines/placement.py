@@ -24,6 +24,7 @@ from stelae.coordinator.timelines.safekeepers import Fleet, Safekeeper, choose_i
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.timelines import SetSafekeeperStatus
+from stelae.core.places import Place
 from stelae.core.records.configurations import FIRST_GENERATION, TimelineId, TimelineRecord
 from stelae.core.records.records import SafekeeperRecord, ServerInfo, TabletRecord
 from stelae.core.records.timelines import (
@@ -93,7 +94,8 @@ def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
     """All safekeepers, as whoever chooses among them sees them.
 
     One whose disk is lost, and whose successor lives, counts as gone for good, even if it is heard
-    still: that is what is left of its process.
+    still: that is what is left of its process. Racks are not in the registry: until this master has
+    heard of a safekeeper, its node stands for its rack.
     """
     fleet: dict[SafekeeperId, Safekeeper] = {}
     registry = catalog.timelines.safekeepers
@@ -101,12 +103,13 @@ def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
         seen, status = liveness.live_server(record.uuid, now), record.status
         if any(liveness.live_server(s.uuid, now) for s in _successors(registry, record)):
             status = SafekeeperStatus.DECOMMISSIONED
-        node = record.node if seen is None else seen.server.process.node
+        newest = liveness.newest(record.uuid)
+        place = Place(record.node) if newest is None else newest.server.place
         heard_s = now - liveness.missed_s(record.uuid, now)
         is_ready = seen is not None and seen.server.safekeeper_id == number
         if seen is not None and not is_ready:
             heard_s = float("-inf")  # it has not taken its id up yet
-        fleet[number] = Safekeeper(number, node, status, heard_s)
+        fleet[number] = Safekeeper(number, place.node, status, heard_s, place.rack)
     return fleet
 
 

@@ -3,8 +3,8 @@
 Pure functions of the registry, of what is heard, and of the store's records. Nothing here moves
 anything: the answers are requests for migrations, and orders to remove under a generation.
 
-- New timelines and replacements go to active safekeepers that were heard of recently: one per node
-  as far as there are nodes, the least loaded first.
+- New timelines and replacements go to active safekeepers that were heard of recently: none in a
+  rack or on a node that has one while another is free, the least loaded first.
 - A safekeeper that is silent for the grace time is replaced, where it can be; a decommissioned one
   at once; an offline one is expected back.
 - What was tried in vain for a timeline is tried after a pause, and after all others
@@ -31,6 +31,7 @@ from stelae.coordinator.timelines.migration_steps import (
     Statuses,
 )
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
+from stelae.core.places import Place
 from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, has_majority
 
@@ -44,6 +45,13 @@ class Safekeeper(msgspec.Struct, frozen=True):
     status: SafekeeperStatus = SafekeeperStatus.ACTIVE
     heard_s: float = float("-inf")
     """By the coordinator's clock. Never: minus infinity."""
+    rack: str = ""
+    """The rack of its machine; empty: the machine stands for it."""
+
+    @property
+    def place(self) -> Place:
+        """What it shares with other safekeepers."""
+        return Place(self.node, self.rack)
 
 
 Fleet = Mapping[SafekeeperId, Safekeeper]
@@ -89,11 +97,11 @@ def _pick(
     load: Mapping[SafekeeperId, int],
     last: Collection[SafekeeperId] = (),
 ) -> list[Safekeeper]:
-    """``count`` of the candidates: on nodes that have the fewest members, then the least loaded;
-    those of ``last`` after all others."""
+    """``count`` of the candidates: in the places that have the fewest members
+    (`stelae.core.places`), then the least loaded; those of ``last`` after all others."""
     chosen: list[Safekeeper] = []
     taken = {one.safekeeper_id for one in kept}
-    used = [one.node for one in kept]
+    used = [one.place for one in kept]
     for _ in range(count):
         free = [one for one in candidates if one.safekeeper_id not in taken]
         if not free:
@@ -102,14 +110,14 @@ def _pick(
             free,
             key=lambda one: (
                 one.safekeeper_id in last,
-                used.count(one.node),
+                one.place.crowd(used),
                 load.get(one.safekeeper_id, 0),
                 one.safekeeper_id,
             ),
         )
         chosen.append(best)
         taken.add(best.safekeeper_id)
-        used.append(best.node)
+        used.append(best.place)
     return chosen
 
 

@@ -148,6 +148,18 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+def _spread(value: Any) -> Any:
+    if value == "node":
+        return value
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and value[0] == "node"
+    if not is_pair or not isinstance(value[1], str) or value[1] in ("", "node"):
+        raise ValueError(f"must be node, or [node, LABEL], got {value!r}")
+    return tuple(value)
+
+
+Spread = Annotated[Literal["node"] | tuple[Literal["node"], str], BeforeValidator(_spread)]
+
+
 class RaySpec(Section):
     """Which Ray: ``local`` starts one, ``auto`` joins a running one, else its address."""
 
@@ -164,8 +176,11 @@ class PlacementSpec(Section):
     """Servers over the machines of a Ray with several nodes. A server stays on the machine that it
     was first put on, as its disk is there."""
 
-    spread: Literal["node"] | None = None
-    """``node``: each of Ray's nodes is a machine, known by its address, which has to stay."""
+    spread: Spread | None = None
+    """``node``: each of Ray's nodes is a machine, known by its address, which has to stay.
+    ``[node, rack]``: the same, and the second word is a label of Ray's nodes (``ray start --labels
+    rack=r1``). Copies go to nodes that differ in it, as long as there are such. A node without the
+    label is a rack of its own."""
     label: Text | None = None
     """Label of Ray's nodes each value of which is a machine (``ray start --labels disk=a``)."""
     replace_after_s: Duration | None = Field(default=None, alias="replace_after", ge=10)
@@ -176,7 +191,7 @@ class PlacementSpec(Section):
     @model_validator(mode="after")
     def _one_way(self) -> PlacementSpec:
         if (self.spread is None) == (self.label is None):
-            text = "takes either spread: node, or a label of Ray's nodes"
+            text = "takes either spread: node or spread: [node, RACK], or a label of Ray's nodes"
             raise RelationErrors([(("spread",), text)])
         return self
 
@@ -184,6 +199,11 @@ class PlacementSpec(Section):
     def machine_label(self) -> str:
         """Label of Ray's nodes whose values are the machines; `NODE_ADDRESS`: their addresses."""
         return self.label or NODE_ADDRESS
+
+    @property
+    def rack_label(self) -> str:
+        """Label of Ray's nodes whose values are the racks; empty: each node is one."""
+        return self.spread[1] if isinstance(self.spread, tuple) else ""
 
 
 class PeerTlsSpec(Section):

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.places import Place
 from stelae.core.records.losses import KeptLog
 from stelae.core.records.replication import Configuration
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
@@ -46,6 +47,15 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Of a backup: the media it offers."""
     safekeeper_id: SafekeeperId | None = None
     """Of a safekeeper: how configurations of timelines call it."""
+    rack: str | msgspec.UnsetType = msgspec.UNSET
+    """The value of its node's label of racks. Left out of messages where there is none, so that
+    those of a cluster without racks are as they were."""
+
+    @property
+    def place(self) -> Place:
+        """What it shares with other servers."""
+        rack = "" if self.rack is msgspec.UNSET else self.rack
+        return Place(self.process.node, rack)
 
 
 class SafekeeperRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -21,6 +21,9 @@ class ServerStatus(Document):
     uuid: str = Field(examples=["7968d2b5ee974889b7e465e26be732d9"])
     incarnation: int = Field(examples=[1], description="Grows with each start.")
     node: str = Field(examples=["node-a"])
+    rack: str = Field(
+        examples=["r1"], description="Of its node; empty: it has none, or is of a version before."
+    )
     pid: int = Field(examples=[4711])
     address: str = Field(examples=["10.0.0.7:37565"])
     state: Literal["live", "dead"] = Field(examples=["live"])

@@ -77,6 +77,7 @@ def _row(server: Mapping[str, Any]) -> Row:
     state = badge(server.get("state"), "good" if live else "bad")
     silent = server.get("silent_s")
     node = str(server.get("node") or "").partition("/")[0]
+    node = f"{rack}/{node}" if (rack := server.get("rack")) else node
     process = join([text(node), " · ", text(server.get("pid"))]) if node else NOTHING
     return Row(
         anchor(server.get("kind"), server.get("uuid") or server.get("id")),

@@ -84,6 +84,7 @@ class SimRuntime:
         identity: ProcessIdentity,
         offload_latency: Callable[[], float],
         process_gone: Callable[[str, ProcessIdentity], bool],
+        rack: str = "",
     ) -> None:
         self._process = process
         self._offload_latency = offload_latency
@@ -96,6 +97,7 @@ class SimRuntime:
         self.objects = objects
         self.metrics = metrics
         self.identity = identity
+        self.rack = rack
 
     async def offload(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._process.check()

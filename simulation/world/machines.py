@@ -1,8 +1,8 @@
 """The nodes of a world over which its servers are spread, and which of them have no power.
 
 The rule of spreading is that of ``stelae.deploy.machines.assigned``: where the fewest servers of a
-kind are, then the fewest in all. It is repeated here, since the simulator lies below ``deploy`` and
-knows nothing of Ray.
+kind are, on the node and then in its rack, then the fewest in all. It is repeated here, since the
+simulator lies below ``deploy`` and knows nothing of Ray.
 
 Ports of a node are few and are drawn with each start, and a node that comes back draws its address
 among those that no other node has. So the address of a server soon belongs to another one, on the
@@ -12,9 +12,9 @@ same node or on another.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
+from stelae.core.places import Place
 from stelae.simulation.world.node import Node
 
 FIRST_PORT = 7001
@@ -29,10 +29,12 @@ class Machines:
 
     Args:
         count: number of nodes; 0: servers are not spread, and have their own addresses.
+        racks: the rack of each node, where they have some; empty: it has none.
     """
 
-    def __init__(self, count: int, rng: random.Random) -> None:
+    def __init__(self, count: int, rng: random.Random, racks: Sequence[str] = ()) -> None:
         self.names = [f"node-{number}" for number in range(1, count + 1)]
+        self.racks = {name: rack for name, rack in zip(self.names, racks, strict=False) if rack}
         self.down: dict[str, tuple[list[str], list[str]]] = {}
         """Nodes without power: the names of their servers, and those that cannot reach them."""
         self.waiting: dict[str, None] = {}
@@ -43,10 +45,14 @@ class Machines:
     def choose(self, kind: str, nodes: Iterable[Node]) -> str:
         """Choose the node of a new server, among those that have power."""
         there = [node for node in nodes if node.kind != "zombie"]
-        kinds = Counter(node.machine for node in there if node.kind == kind)
-        every = Counter(node.machine for node in there)
-        up = [name for name in self.names if name not in self.down]
-        return min(up, key=lambda name: (kinds[name], every[name], name))
+        kinds = [self.place(node.machine) for node in there if node.kind == kind]
+        every = [self.place(node.machine) for node in there]
+        up = [self.place(name) for name in self.names if name not in self.down]
+        return min(up, key=lambda each: (each.crowd(kinds), each.crowd(every), each.node)).node
+
+    def place(self, machine: str) -> Place:
+        """A node, and its rack."""
+        return Place(machine, self.racks.get(machine, ""))
 
     def draw_host(self, machine: str) -> None:
         """Give a node that has power again an address that no other node has."""

@@ -115,6 +115,10 @@ class Options:
     nodes: int = 0
     """Number of nodes over which the servers are spread, each of which fails as a whole; 0: there
     are none, and ``one_machine`` says where servers are."""
+    racks: tuple[str, ...] = ()
+    """The rack of each node; empty, or none here: the node has none."""
+    rack_gap_mean_s: float = 0.0
+    """Mean time between two losses of power of whole racks; 0: none."""
     node_gap_mean_s: float = 0.0
     """Mean time between two faults of whole nodes; 0: none."""
     node_duration_mean_s: float = 4.0
@@ -194,8 +198,11 @@ class Options:
             return max(count, nodes + rng.choice([0, 1])) if count else 0
 
         servers = self.servers
+        racks, rack_gap_mean_s = _draw_racks(random.Random(f"{seed}/rack options"), nodes)
         return self.but(
             nodes=nodes,
+            racks=racks,
+            rack_gap_mean_s=rack_gap_mean_s,
             node_gap_mean_s=rng.choice([2.0, 4.0, 8.0]),
             node_duration_mean_s=rng.choice([0.5, 2.0, 6.0]),
             servers=Servers(
@@ -209,6 +216,16 @@ class Options:
     def but(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+def _draw_racks(rng: random.Random, nodes: int) -> tuple[tuple[str, ...], float]:
+    """The racks of the nodes, and the mean time between two of their losses of power. Half of the
+    worlds have none; a node is in one of two or three, or in none."""
+    if rng.random() < 0.5:
+        return (), 0.0
+    names = [f"rack-{number}" for number in range(1, rng.choice([2, 3]) + 1)]
+    racks = tuple("" if rng.random() < 0.1 else rng.choice(names) for _ in range(nodes))
+    return racks, rng.choice([3.0, 6.0])
 
 
 def _draw_limits(rng: random.Random) -> Limits:

@@ -76,7 +76,7 @@ class World:
         """For the nemesis: whether all these may lose their disks at once, if each of them may."""
         self.holds_what_is_believed: Callable[[], bool] = lambda: True
         """For scenarios on nodes: whether servers have what others believe that they have."""
-        self.machines = Machines(self.options.nodes, self.rng("ports"))
+        self.machines = Machines(self.options.nodes, self.rng("ports"), self.options.racks)
         """The nodes over which servers are spread, if they are."""
         self.timelines: Callable[[], bytes] = lambda: b""
         """The trace of timelines, as lines, where a scenario has it recorded."""
@@ -256,6 +256,7 @@ class World:
             identity=identity,
             offload_latency=lambda: self._offload_rng.expovariate(1.0 / options.offload_mean_s),
             process_gone=self._gone,
+            rack=self.machines.racks.get(node.machine, ""),
         )
         return process
 

@@ -123,7 +123,8 @@ def placed_with_masters(
     nameless = sum(not step.name for step in added)
     masters = [f"{ServerKind.MASTER.value}-new{number}" for number in range(nameless)]
     there = machines.live_machines(spec.placement.machine_label)
-    chosen = machines.assigned([*state.masters, *masters], found.machines, there)
+    racks = machines.live_racks(spec.placement.machine_label, spec.placement.rack_label)
+    chosen = machines.assigned([*state.masters, *masters], found.machines, there, racks)
     return {name: chosen[name] for name in (*chosen, *masters)}
 
 

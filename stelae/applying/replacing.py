@@ -251,6 +251,7 @@ class Replacing:
             return state.machines[name]
         assert spec.placement is not None
         label, live = spec.placement.machine_label, self._live
+        racks = machines.live_racks(label, spec.placement.rack_label)
         if state.machines[name] in live:  # it did not start there
             tried_there = (*self._failed.get(name, ()), state.machines[name])
             self._failed[name] = tuple(dict.fromkeys(tried_there))
@@ -261,7 +262,7 @@ class Replacing:
             self._failed.pop(name, None)  # all were tried: begin again
         problems: list[str] = []
         while left:
-            target = machines.assigned([*others, name], others, left)[name]
+            target = machines.assigned([*others, name], others, left, racks)[name]
             checked = node_checks.check_nodes(label, needs_on(spec, {**others, name: target}, name))
             if not checked.problems and not checked.unchecked:
                 return target

@@ -84,6 +84,7 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         cas_store_url="" if spec.cas_store is None else spec.cas_store.url,
         traces_endpoint=spec.traces_endpoint,
         peer_tls=spec.tls.peer_tls,
+        rack_label="" if spec.placement is None else spec.placement.rack_label,
     )
     media = tuple(
         MediumSpec(name=name, path=m.path, sync=m.sync or "always", size_bytes=m.size_bytes)

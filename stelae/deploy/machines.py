@@ -2,19 +2,19 @@
 
 A machine is a node with a disk that stays, whatever id Ray gives the node when it is started anew.
 With ``placement: {spread: node}`` each of Ray's nodes is one, known by its address; a cluster that
-is founded on a Ray with several nodes gets that by itself. With ``placement: {label: disk}`` each
-value of a label is one (``ray start --labels disk=a``). A server keeps its machine (``machines`` in
-``cluster.json``): Ray starts its actor again there, where it finds its data, and nowhere else;
-while the machine is away the others go on without it. Where Ray has one node, all servers run
-there, and listen on its loopback.
+is founded on a Ray with several nodes gets that by itself. ``{spread: [node, rack]}`` spreads over
+the values of that label first (``ray start --labels rack=r1``). With ``placement: {label: disk}``
+each value of a label is one (``ray start --labels disk=a``). A server keeps its machine
+(``machines`` in ``cluster.json``): Ray starts its actor again there, where it finds its data, and
+nowhere else; while the machine is away the others go on without it. Where Ray has one node, all
+servers run there, and listen on its loopback.
 
-Design §12; decisions §45.
+Design §12; decisions §45, §70.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ import ray
 from stelae.core.addresses import address_of, split_address
 from stelae.core.config.spec import NODE_ADDRESS, ClusterSpec, PlacementSpec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.core.places import Place
 from stelae.deploy.cluster_state import STATE_FILE, ClusterState, load_state
 
 if TYPE_CHECKING:
@@ -38,19 +39,28 @@ SPREAD = PlacementSpec(spread="node")
 
 
 def assigned(
-    names: Iterable[str], known: Mapping[str, str], machines: Iterable[str]
+    names: Iterable[str],
+    known: Mapping[str, str],
+    machines: Iterable[str],
+    racks: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """``known``, and a machine for each other server: where the fewest of its kind are, then the
-    fewest in all. Pure; the same for the same arguments."""
+    fewest in all, of both those on the machine before those in its rack. Pure; the same for the
+    same arguments.
+
+    ``racks``: by machine; one that is not there is a rack of its own."""
     wanted = list(names)
     found = dict(known)
-    there = sorted(machines)
+    places = {machine: Place(machine, rack) for machine, rack in (racks or {}).items()}
+    there = [places.get(machine, Place(machine)) for machine in sorted(machines)]
     for name in wanted:
         if name in found:
             continue
-        kinds = Counter(found[n] for n in wanted if n in found and kind_of(n) == kind_of(name))
-        every = Counter(found[n] for n in wanted if n in found)
-        found[name] = min(there, key=lambda machine: (kinds[machine], every[machine], machine))
+        placed = [n for n in wanted if n in found]
+        every = [places.get(found[n], Place(found[n])) for n in placed]
+        kind = [p for n, p in zip(placed, every, strict=True) if kind_of(n) == kind_of(name)]
+        best = min(there, key=lambda place: (place.crowd(kind), place.crowd(every), place.node))
+        found[name] = best.node
     return found
 
 
@@ -81,6 +91,16 @@ def live_machines(label: str) -> dict[str, str]:
     if not found:
         what = "Ray has none" if label == NODE_ADDRESS else f"`ray start --labels {label}=…`"
         raise NotEnoughServers(f"placement ({what})", 1, "nodes", 0)
+    return found
+
+
+def live_racks(label: str, rack_label: str) -> dict[str, str]:
+    """The racks of the machines that Ray has now and that are in one. Needs a connection to Ray."""
+    found: dict[str, str] = {}
+    for node in ray.nodes() if rack_label else ():
+        machine, rack = machine_of(node, label), node.get("Labels", {}).get(rack_label)
+        if node["Alive"] and machine is not None and rack:
+            found[machine] = rack
     return found
 
 
@@ -147,7 +167,8 @@ def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> Clus
     Raises:
         InvalidArgument: the cluster was made with another placement, or a machine has another
             address than its master has.
-        NotEnoughServers: no node of Ray's has the label.
+        NotEnoughServers: no node of Ray's has the label, or, of a cluster that is founded now,
+            that of racks.
     """
     if spec.placement is None:
         if state.machines:
@@ -156,8 +177,12 @@ def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> Clus
     wanted = [*state.masters, *(name for name in names if name not in state.masters)]
     if not state.machines and _has_folders(state):
         raise InvalidArgument(_other_placement(spec, "without a placement"))
-    found = live_machines(spec.placement.machine_label)
-    machines = assigned(wanted, state.machines, found)
+    label, rack_label = spec.placement.machine_label, spec.placement.rack_label
+    found, racks = live_machines(label), live_racks(label, rack_label)
+    if rack_label and not racks and not state.machines:
+        what = f"placement: spread ([node, {rack_label}]; `ray start --labels {rack_label}=…`)"
+        raise NotEnoughServers(what, 1, "nodes", 0)
+    machines = assigned(wanted, state.machines, found, racks)
     masters = dict(state.masters)
     for name, address in masters.items():
         host, port = split_address(address)
@@ -222,7 +247,8 @@ def for_master(state: ClusterState, name: str, like: ServerPlan) -> tuple[str, s
         return "", like.host
     (label,) = like.selector
     found = live_machines(label)
-    machines = assigned([*state.masters, name], state.machines, found)
+    racks = live_racks(label, like.rack_label)
+    machines = assigned([*state.masters, name], state.machines, found, racks)
     if machines[name] not in found:
         raise NotEnoughServers(f"master add (machine {machines[name]!r}, its own)", 1, "nodes", 0)
     replace(state, machines=machines).save()

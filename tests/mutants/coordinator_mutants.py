@@ -244,8 +244,8 @@ MUTANTS = [
                 "if record.successor is not None:",
             ),
             (
-                "status = SafekeeperStatus.DECOMMISSIONED\n        node",
-                "pass\n        node",
+                "status = SafekeeperStatus.DECOMMISSIONED\n        newest",
+                "pass\n        newest",
             ),
         ],
     ),

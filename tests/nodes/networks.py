@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +106,11 @@ class RayNode:
 class NodeNetwork:
     """A Ray of a head and some nodes. `end` takes all of it away."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, racks: Sequence[str] = ()) -> None:
+        """``racks``: of the head and of each node; empty: it has no label of racks."""
         self._folder = folder
+        addresses = [HEAD, *(f"{SUBNET}.{n}" for n in range(1, count + 1))]
+        self.racks = {a: rack for a, rack in zip(addresses, racks, strict=False) if rack}
         self._bridge = f"st{os.getpid()}"
         self.nodes = [
             RayNode(n, f"st-{os.getpid()}-{n}", f"st{os.getpid()}v{n}") for n in range(1, count + 1)
@@ -167,6 +170,7 @@ class NodeNetwork:
             f"--node-ip-address={address}",
             "--num-cpus=1",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
+            *([f"--labels=rack={self.racks[address]}"] if address in self.racks else []),
             "--disable-usage-stats",
             "--block",
         ]

@@ -1,12 +1,12 @@
 """On which backup a segment's replica is put: the rule, and its use by a log.
 
 None twice for a segment, and none that is full. One with no more than its reserve, one that is to
-be retired, or one that does not answer many owners is taken only if there is no other. A machine
-without a replica of the segment if there is one, and then another one than the owner's, which has
-the rows in memory: what goes with one machine is one copy. Of what is left a few are drawn at
-random, and of these the one is taken from which the owner's data would be read soonest: (its
-replicas there + 1) × segment size ÷ the rate that was measured. Chance and a few choices spread
-load nearly evenly, without anybody who knows all loads.
+be retired, or one that does not answer many owners is taken only if there is no other. A rack
+without a replica of the segment if there is one, else such a machine; and then another rack, or
+machine, than the owner's, which has the rows in memory: what goes with one of them is one copy. Of
+what is left a few are drawn at random, and of these the one is taken from which the owner's data
+would be read soonest: (its replicas there + 1) × segment size ÷ the rate that was measured. Chance
+and a few choices spread load nearly evenly, without anybody who knows all loads.
 
 With copysets the replicas of a segment lie in one group, so that few sets of machines are such that
 their loss at once loses anything. Groups are a wish: where none fits, a replica goes to any backup,
@@ -29,6 +29,7 @@ from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 from stelae.core.runtime import Runtime
 
 DRAWN = 5
@@ -55,22 +56,29 @@ class Candidate:
     """It is to be rid of what it has."""
     is_shunned: bool = False
     """It does not answer more than half of all tservers."""
+    rack: str = ""
+    """Of its node; empty: the node stands for it."""
+
+    @property
+    def place(self) -> Place:
+        """What it shares with other servers."""
+        return Place(self.node, self.rack)
 
 
 def choose_backup(
     candidates: Sequence[Candidate],
     used: Collection[ServerUuid],
-    used_nodes: Collection[str],
+    used_places: Sequence[Place],
     *,
     replicas: int,
     size_bytes: int,
     groups: Groups,
-    home: str,
+    home: Place,
     rng: random.Random,
 ) -> ServerUuid | None:
     """The backup for one more replica of a segment that has replicas on ``used``; None: all full.
 
-    ``replicas``: how many the segment is to have; ``home``: the owner's node.
+    ``replicas``: how many the segment is to have; ``home``: the owner's place.
     """
     open_ones = [candidate for candidate in candidates if candidate.has_room]
     if not open_ones:
@@ -78,12 +86,18 @@ def choose_backup(
     open_ones = [candidate for candidate in open_ones if not candidate.is_shunned] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_retiring] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_low] or open_ones
-    among = _in_groups(open_ones, used, groups, replicas, home) or open_ones
-    among = [candidate for candidate in among if candidate.node not in used_nodes] or among
-    among = [candidate for candidate in among if candidate.node != home] or among
+    among: Sequence[Candidate] = _in_groups(open_ones, used, groups, replicas, home.node) or open_ones
+    among = _least_crowded(_least_crowded(among, used_places), [home])
     drawn = rng.sample(among, min(DRAWN, len(among)))
     usual = usual_rate(open_ones)
     return min(drawn, key=lambda each: expected_s(each, size_bytes, usual)).uuid
+
+
+def _least_crowded(candidates: Sequence[Candidate], others: Sequence[Place]) -> Sequence[Candidate]:
+    """Those of which none shares its place with fewer of ``others``; there are some."""
+    crowds = [candidate.place.crowd(others) for candidate in candidates]
+    least = min(crowds)
+    return [each for each, crowd in zip(candidates, crowds, strict=True) if crowd == least]
 
 
 def usual_rate(candidates: Sequence[Candidate]) -> float:
@@ -190,13 +204,14 @@ def candidates_for(
         found.append(
             Candidate(
                 server.uuid,
-                server.process.node,
+                server.place.node,
                 log.traffic.upkeep.placed.get(server.uuid, 0),
                 0.0 if load is None else float(load.bytes_per_s),
                 load is None or load.free_segments > 0,
                 load is not None and load.is_low,
                 server.uuid in members.retiring,
                 server.uuid in members.shunned,
+                server.place.rack,
             )
         )
     return found
@@ -214,15 +229,15 @@ def place(
     is none."""
     members = log.members
     candidates = candidates_for(log, medium, used)
-    nodes = {s.process.node for uuid in sorted(used) if (s := members.find(uuid))}
+    places = [server.place for uuid in sorted(used) if (server := members.find(uuid))]
     chosen = choose_backup(
         [each for each in candidates if each.uuid not in avoided],
         used,
-        nodes,
+        places,
         replicas=replicas,
         size_bytes=log.settings.segment_bytes,
         groups=members.copysets,
-        home=log.runtime.identity.node,
+        home=Place(log.runtime.identity.node, log.runtime.rack),
         rng=log.runtime.rng,
     )
     is_full = chosen is None and bool(candidates) and not any(c.has_room for c in candidates)

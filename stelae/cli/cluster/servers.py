@@ -85,7 +85,7 @@ def _show_servers(servers: list[dict[str, Any]]) -> None:
             server["name"],
             server["state"] + "".join(f", {word}" for word in _marks(server)),
             server["address"],
-            server["node"],
+            f"{server['rack']}/{server['node']}" if server["rack"] else server["node"],
             server["replicas"],
             server["leads"],
             server["owned"],

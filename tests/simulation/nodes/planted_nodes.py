@@ -5,7 +5,7 @@ Each leaves one protection out, and nothing but faults of whole nodes shows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.actors.tserver.segments import placement
 from stelae.coordinator.timelines import placement as timelines
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 from stelae.core.runtime import Clock, Disk
 from stelae.simulation.scenarios import NODES, Scenario, load_scenario
 from stelae.simulation.world.network import SimPeers
@@ -32,10 +33,20 @@ def _two_on_one_node_are_two() -> Any:
     """Replicas of a segment are kept on different backups, whatever nodes these are on."""
     choose = placement.choose_backup
 
-    def anywhere(candidates: Any, used: Any, used_nodes: Collection[str], **rest: Any) -> Any:
-        return choose(candidates, used, (), **{**rest, "home": ""})
+    def anywhere(candidates: Any, used: Any, used_places: Any, **rest: Any) -> Any:
+        return choose(candidates, used, (), **{**rest, "home": Place("")})
 
     return patch.object(placement, "choose_backup", anywhere)
+
+
+def _racks_are_ignored() -> Any:
+    """Copies are kept on different nodes, whatever racks these are in."""
+
+    def crowd(self: Place, others: Iterable[Place]) -> tuple[int, int]:
+        on_node = [other.node for other in others].count(self.node)
+        return on_node, on_node
+
+    return patch.object(Place, "crowd", crowd)
 
 
 def _an_address_is_believed() -> Any:
@@ -96,12 +107,14 @@ def _number(record: Any) -> int:
 
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "two on one node are two": _two_on_one_node_are_two,
+    "racks are ignored": _racks_are_ignored,
     "an address is believed": _an_address_is_believed,
     "a name is believed": _a_name_is_believed,
     "a younger one of a name is a successor": _a_younger_one_of_a_name_is_a_successor,
 }
 FOUND_BY = {
-    "two on one node are two": ("tables", "two copies on"),
+    "two on one node are two": ("tables", "two copies"),
+    "racks are ignored": ("replicas", "two copies in"),
     "an address is believed": ("tables", "no method"),
     "a name is believed": ("replicas", "two leaders"),
     "a younger one of a name is a successor": ("wal", "is no member"),

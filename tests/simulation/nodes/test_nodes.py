@@ -7,18 +7,20 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from stelae.core.errors import OutcomeUnknown, StelaeError, Unavailable
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 from stelae.core.rpc import Call, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.deploy.machines import assigned
 from stelae.simulation import Options, World
-from stelae.simulation.nemesis import FLAPS, Action, Nemesis, draw_node_faults
+from stelae.simulation.nemesis import FLAPS, Action, Nemesis, draw_node_faults, rack_faults_of
 from stelae.simulation.runner import derive_seeds, find_bug, kept_seeds, run_seed, run_seeds
 from stelae.simulation.scenarios import NODES, ON_NODES, SCENARIOS, load_scenario
 from stelae.simulation.spread import require_apart
@@ -96,22 +98,27 @@ def drawn(
 # ---- where servers are ----------------------------------------------------------------------
 
 
-def test_servers_are_spread_as_a_cluster_on_ray_spreads_them() -> None:
-    """The simulator repeats the rule of `stelae.deploy.machines.assigned`."""
-    nodes = 4
+@pytest.mark.parametrize("racks", [(), ("r", "r", "r", "", "s")])
+def test_servers_are_spread_as_a_cluster_on_ray_spreads_them(racks: tuple[str, ...]) -> None:
+    """The simulator repeats the rule of `stelae.deploy.machines.assigned`, with and without
+    racks."""
+    nodes = len(racks) or 4
     names = [f"{kind}-{n}" for kind, count in NAMES.items() for n in range(1, count + 1)]
-    world = World(1, Options(nodes=nodes))
+    world = World(1, Options(nodes=nodes, racks=racks))
+    machines = [f"node-{n}" for n in range(1, nodes + 1)]
+    by_machine = {machine: rack for machine, rack in zip(machines, racks, strict=False) if rack}
 
     async def main() -> None:
         for name in names:
             world.start(name, Writer, kind=name.rpartition("-")[0], fixed_port=False)
         assert {name: world.nodes[name].machine for name in names} == assigned(
-            names, {}, [f"node-{n}" for n in range(1, nodes + 1)]
+            names, {}, machines, by_machine
         )
         for name in names:
             runtime = world.nodes[name].runtime
             assert runtime is not None
             assert runtime.identity.node == world.nodes[name].machine
+            assert runtime.rack == by_machine.get(runtime.identity.node, "")
 
     world.run(main())
 
@@ -125,11 +132,16 @@ def test_scenarios_on_nodes_have_servers_for_each_and_leave_the_others_as_they_a
         for seed in derive_seeds(name, 5):
             before, after = plain.options(seed), found.options(seed)
             assert (before.nodes, before.node_gap_mean_s) == (0, 0.0)
+            assert (before.racks, before.rack_gap_mean_s) == ((), 0.0)
             assert after.nodes in (4, 5)
+            assert len(after.racks) in (0, after.nodes)
             for kind in ("tservers", "backups", "safekeepers"):
                 count = getattr(after.servers, kind)
                 assert count >= after.nodes or count == getattr(before.servers, kind) == 0
-            names = ("nodes", "node_gap_mean_s", "node_duration_mean_s", "servers")
+            names = (
+                *("nodes", "node_gap_mean_s", "node_duration_mean_s", "servers"),
+                *("racks", "rack_gap_mean_s"),
+            )
             assert after.but(**{each: getattr(before, each) for each in names}) == before
 
 
@@ -185,6 +197,42 @@ def test_a_healed_world_has_power_everywhere() -> None:
         assert all(node.running for node in world.nodes.values())
 
     tell(story)
+
+
+def test_a_rack_loses_its_power_as_a_whole_where_the_promise_covers_that() -> None:
+    """All its nodes at once, and they come back together; it is spared where all of something may
+    be in it, or while a node is down."""
+    rack = Action(0.0, "power", ("node-1", "node-2"), (), 1.0)
+
+    async def story(world: World) -> None:
+        nemesis = Nemesis(world, [])
+        nemesis.strike(rack)
+        assert not world.machines.down, "two servers or more are not covered"
+        world.may_lose_together = lambda names: "t0" in names and "t1" in names
+        nemesis.strike(replace(rack, nodes=("node-3",)))
+        nemesis.strike(rack)
+        assert list(world.machines.down) == ["node-3"]
+        await asyncio.sleep(2.0)
+        nemesis.strike(rack)
+        assert list(world.machines.down) == ["node-1", "node-2"]
+        down = {node.name for node in world.nodes.values() if not node.running}
+        assert down - {"client"} == {"t0", "t1", "t3", "t4"}
+        await asyncio.sleep(2.0)
+        assert not world.machines.down
+        await world.wait_ready()
+
+    tell(story)
+
+
+def test_racks_with_several_nodes_lose_their_power() -> None:
+    """As often as the options say, each rack as a whole, and never a node without one."""
+    options = Options(nodes=5, racks=("r", "s", "r", "", ""), rack_gap_mean_s=5.0)
+    faults = rack_faults_of(World(1, options), DURATION_S)
+    assert {action.nodes for action in faults} == {("node-1", "node-3")}
+    assert {(action.kind, action.others) for action in faults} == {("power", ())}
+    assert 40 < len(faults) < 160
+    assert not rack_faults_of(World(1, options.but(rack_gap_mean_s=0.0)), DURATION_S)
+    assert not rack_faults_of(World(1, options.but(racks=("r", "s"))), DURATION_S)
 
 
 def test_addresses_of_a_node_soon_belong_to_others() -> None:
@@ -268,10 +316,22 @@ def test_every_fault_is_drawn_and_the_seed_fixes_all() -> None:
 
 def test_two_copies_on_one_node_are_judged_by_what_else_was_free() -> None:
     """A second copy on a node is right where nothing else is left."""
-    require_apart("a segment", "a", ["b"], ["a", "c"])
-    require_apart("a segment", "a", ["a", "b"], ["a", "b"])
+    a, b, c, d = map(Place, "abcd")
+    require_apart("a segment", a, [b], [a, c])
+    require_apart("a segment", a, [a, b], [a, b])
     with pytest.raises(AssertionError, match="two copies on a, and could have one on c, d"):
-        require_apart("a segment", "a", ["a", "b"], ["a", "d", "b", "c"])
+        require_apart("a segment", a, [a, b], [a, d, b, c])
+
+
+def test_two_copies_in_one_rack_are_judged_by_what_else_was_free() -> None:
+    """A second copy in a rack is right where all racks have one, on another node."""
+    a, b, c, d = Place("a", "r"), Place("b", "r"), Place("c", "s"), Place("d")
+    require_apart("a segment", b, [a], [b])
+    require_apart("a segment", b, [a, c], [a, b, c])
+    with pytest.raises(AssertionError, match="two copies in r, and could have one on c, d"):
+        require_apart("a segment", b, [a], [b, c, d])
+    with pytest.raises(AssertionError, match="two copies on a, and could have one on b"):
+        require_apart("a segment", a, [a], [b])
 
 
 @pytest.mark.parametrize("bug", sorted(BUGS))

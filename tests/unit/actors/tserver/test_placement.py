@@ -22,12 +22,21 @@ from stelae.actors.tserver.segments.placement import (
     usual_rate,
 )
 from stelae.core.ids import ServerUuid
+from stelae.core.places import Place
 
 SEGMENT = 8 << 20
 
 
 def backup(name: str, node: str = "", **facts: object) -> Candidate:
+    """A node like ``r1/n1`` is in rack r1."""
+    rack, _, node = node.rpartition("/")
+    facts = {"rack": rack, **facts} if rack else facts
     return Candidate(ServerUuid(name), node or f"node of {name}", **facts)  # type: ignore[arg-type]
+
+
+def place_of(node: str) -> Place:
+    rack, _, node = node.rpartition("/")
+    return Place(node, rack)
 
 
 def group(names: str) -> tuple[ServerUuid, ...]:
@@ -47,11 +56,11 @@ def chosen(
         choose_backup(
             candidates,
             group(used),
-            nodes,
+            list(map(place_of, nodes)),
             replicas=replicas,
             size_bytes=SEGMENT,
             groups=[group(each) for each in groups],
-            home=home,
+            home=place_of(home),
             rng=random.Random(seed),
         )
         for seed in range(60)
@@ -98,6 +107,35 @@ CASES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "beside another replica, if all machines have one": (
         chosen([backup("c", "one"), backup("d", "two")], "ab", ["one", "two"], 3, home="two"),
+        {"c"},
+    ),
+    "another rack rather than another machine": (
+        chosen([backup("b", "r1/n2"), backup("c", "r2/n3")], "a", ["r1/n1"]),
+        {"c"},
+    ),
+    "another machine, if all are in one rack": (
+        chosen([backup("b", "r1/n1"), backup("c", "r1/n2")], "a", ["r1/n1"]),
+        {"c"},
+    ),
+    "the rack with fewer of them, if all have one": (
+        chosen(
+            [backup(n, p) for n, p in [("x", "r1/4"), ("y", "r2/5")]],
+            "abc",
+            ["r1/1", "r1/2", "r2/3"],
+            4,
+        ),
+        {"y"},
+    ),
+    "a machine without a rack is one": (
+        chosen([backup("b", "r1/n2"), backup("c", "n3")], "a", ["r1/n1"]),
+        {"c"},
+    ),
+    "another rack than the owner's": (
+        chosen([backup("a", "r1/n1"), backup("b", "r2/n2")], home="r1/n3"),
+        {"b"},
+    ),
+    "beside no replica rather than outside the owner's rack": (
+        chosen([backup("b", "r1/n2"), backup("c", "r2/n3")], "a", ["r1/n1"], home="r2/n4"),
         {"c"},
     ),
     "a group of which none is on the owner's machine": (
@@ -171,7 +209,7 @@ def test_five_draws_spread_segments_nearly_evenly() -> None:
     for _ in range(5000):
         candidates = [backup(name, mine=mine[name]) for name in names]
         found = choose_backup(
-            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home="", rng=rng
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home=Place(""), rng=rng
         )
         mine[str(found)] += 1
     assert max(mine.values()) < 1.2 * 50
@@ -187,7 +225,7 @@ def test_a_backup_that_reads_at_a_third_of_the_rate_gets_a_third() -> None:
     for _ in range(3000):
         candidates = [backup(n, mine=mine[n], bytes_per_s=1e8 if n == "a" else 3e8) for n in "abcd"]
         found = choose_backup(
-            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home="", rng=rng
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home=Place(""), rng=rng
         )
         mine[str(found)] += 1
     assert mine["a"] == pytest.approx(300, rel=0.1)
@@ -280,11 +318,11 @@ def test_no_replica_is_beside_its_owner_or_another_one_where_machines_are_enough
             found = choose_backup(
                 free,
                 used,
-                {nodes[uuid] for uuid in used},
+                [Place(nodes[uuid]) for uuid in used],
                 replicas=3,
                 size_bytes=SEGMENT,
                 groups=(),
-                home="m0",
+                home=Place("m0"),
                 rng=rng,
             )
             assert found is not None
@@ -299,10 +337,12 @@ class _Log:
 
     def __init__(self, leaving: str = "") -> None:
         infos = [
-            SimpleNamespace(uuid=ServerUuid(name), process=SimpleNamespace(node=f"node of {name}"))
+            SimpleNamespace(uuid=ServerUuid(name), place=Place(f"node of {name}"))
             for name in "abcdef"
         ]
-        self.runtime = SimpleNamespace(identity=SimpleNamespace(node="home"), rng=random.Random(1))
+        self.runtime = SimpleNamespace(
+            identity=SimpleNamespace(node="home"), rack="", rng=random.Random(1)
+        )
         self.settings = SimpleNamespace(segment_bytes=1000)
         self.traffic = SimpleNamespace(upkeep=SimpleNamespace(placed={}))
         self.members = SimpleNamespace(

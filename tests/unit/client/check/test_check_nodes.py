@@ -15,10 +15,17 @@ from stelae.client.check.nodes import judge_nodes
 from stelae.core.ids import ServerUuid, TabletId
 
 
-def status(masters: str, tservers: str = "", groups: str = "") -> StatusFacts:
+def status(
+    masters: str, tservers: str = "", groups: str = "", racks: dict[str, str] | None = None
+) -> StatusFacts:
     """Each letter is the node of a master, or of a tserver; groups are places of tservers."""
+    in_racks = {node: rack for rack, nodes in (racks or {}).items() for node in nodes}
     servers = [
-        ServerFacts(kind, f"{kind}-{n}", ServerUuid(f"{kind}-{n}"), "live", node=node)
+        ServerFacts(
+            *(kind, f"{kind}-{n}", ServerUuid(f"{kind}-{n}"), "live"),
+            node=node,
+            rack=in_racks.get(node, ""),
+        )
         for kind, nodes in (("master", masters), ("tserver", tservers))
         for n, node in enumerate(nodes)
     ]
@@ -56,9 +63,24 @@ def status(masters: str, tservers: str = "", groups: str = "") -> StatusFacts:
                 "table 'x': 1 tablets have most of their replicas on b, and stop without it",
             ],
         ),
+        (
+            status("abc", racks={"r": "a", "s": "bc"}),
+            ["2 of 3 are in rack s: none leads without it"],
+        ),
+        (status("abc", racks={"r": "abc"}), []),
+        (status("abc", racks={"s": "bc"}), ["2 of 3 are in rack s: none leads without it"]),
+        (status("abb", racks={"r": "a", "s": "bc"}), ["2 of 3 are on b: none leads without it"]),
+        (
+            status("abc", "abcd", "012 123 013", {"r": "ab", "s": "cd", "c": "x"}),
+            [
+                "2 of 3 are in rack r: none leads without it",
+                "table 'x': 2 tablets have most of their replicas in rack r, and stop without it",
+                "table 'x': 1 tablets have most of their replicas in rack s, and stop without it",
+            ],
+        ),
     ],
 )
-def test_a_machine_that_most_of_a_group_is_on_is_named(
+def test_a_machine_or_a_rack_that_most_of_a_group_is_on_is_named(
     facts: StatusFacts, expected: list[str]
 ) -> None:
     """As a note: nothing is wrong, and where all is on one machine everybody knows."""

@@ -429,3 +429,17 @@ def test_when_servers_are_replaced_may_change_and_where_they_are_may_not() -> No
     assert not refused({"label": "disk", "replace_after": "15m"})
     (found,) = refused({"label": "other", "replace_after": "15m"})
     assert found.startswith("placement is label: disk and cannot become label: other: ")
+
+
+def test_the_label_of_racks_is_chosen_when_a_cluster_comes_up() -> None:
+    """Servers keep the plan that they were started with."""
+    before = load_spec({"ray": {"address": "auto"}, "placement": {"spread": "node"}})
+    made = Made(
+        before.cluster, before.data_dir, before.segment_size_bytes, "", before.timings.lease_s,
+        ray_address=before.ray.address, placement=before.placement,
+    )  # fmt: skip
+    spec = load_spec({"ray": {"address": "auto"}, "placement": {"spread": ["node", "rack"]}})
+    (found,) = refusals(Asked(made, spec, (), Present(()), ()))
+    assert found.startswith("placement.spread's label of racks is none and cannot become rack: ")
+    assert "stelae down" in found
+    assert not refusals(Asked(replace(made, placement=spec.placement), spec, (), Present(()), ()))

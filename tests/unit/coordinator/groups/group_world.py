@@ -39,11 +39,12 @@ SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 R = ReplicaRole
 
 
-def server(name: str, node: str = "", incarnation: int = 1) -> ServerInfo:
+def server(name: str, node: str = "", incarnation: int = 1, rack: str = "") -> ServerInfo:
     """``a~2`` is called a, and has another UUID than ``a``: it lost its disk."""
     process = ProcessIdentity(node or name, 1, 0)
     address, called = Address(f"{name}:{incarnation}"), name.partition("~")[0]
-    return ServerInfo(ServerKind.TSERVER, called, ServerUuid(name), incarnation, address, process)
+    uuid, in_rack = ServerUuid(name), rack or msgspec.UNSET
+    return ServerInfo(ServerKind.TSERVER, called, uuid, incarnation, address, process, rack=in_rack)
 
 
 class World:

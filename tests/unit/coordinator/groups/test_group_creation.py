@@ -38,6 +38,18 @@ def test_replicas_of_a_tablet_go_to_different_servers_and_nodes_evenly() -> None
     assert world.catalog.live_count == 10
 
 
+def test_replicas_of_a_tablet_go_to_different_racks() -> None:
+    """Also where servers of one rack are empty and on nodes of their own."""
+    world = World()
+    racks = {"a": "r", "b": "r", "c": "r", "d": "s", "e": "s", "f": "t"}
+    for name, rack in racks.items():
+        world.liveness.heartbeat(Heartbeat(server(name, rack=rack), world.now), world.now)
+    for tablet in world.create(replicas(3), partitioning=hash_partition("id", buckets=6)):
+        assert tablet.configuration is not None
+        assert sorted(racks[v] for v in tablet.configuration.voters) == ["r", "s", "t"]
+    assert [world.catalog.count_replicas(ServerUuid(n)) for n in racks] == [2, 2, 2, 3, 3, 6]
+
+
 def test_a_table_with_more_replicas_than_servers_waits_or_is_refused() -> None:
     """Servers that are down may come back; servers that never were will not."""
     world = World("a", "b", "c")

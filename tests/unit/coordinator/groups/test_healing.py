@@ -120,20 +120,22 @@ def test_each_group_takes_this_step(group: str, wanted: int, step: str, why: str
 
 
 def test_of_equals_the_one_that_is_placed_worst_goes() -> None:
-    """Beside another member on its node, then on the server with most replicas; health is first."""
+    """Beside another member on its node, then in its rack, then on the server with most replicas;
+    health is first."""
 
-    def evicted(group: str, burdens: dict[str, tuple[int, int]]) -> str:
+    def evicted(group: str, burdens: dict[str, tuple[int, int, int]]) -> str:
         found = [
-            dataclasses.replace(member, burden=burdens.get(member.uuid, (0, 0)))
+            dataclasses.replace(member, burden=burdens.get(member.uuid, (0, 0, 0)))
             for member in members(group)
         ]
         return shown(next_step(found, found[0].uuid, 3, has_spare=True))
 
     five = "Ah Bh Ch Dh Eh"
-    assert evicted(five, {"d": (1, 0), "e": (0, 9)}) == "evict d"
-    assert evicted(five, {"c": (0, 5), "e": (0, 9)}) == "evict e"
-    assert evicted(five, {"a": (3, 9)}) == "evict b"
-    assert evicted("Ah Bh Ch Dh Ef", {"d": (1, 9)}) == "evict e"
+    assert evicted(five, {"d": (1, 1, 0), "e": (0, 2, 9)}) == "evict d"
+    assert evicted(five, {"d": (0, 1, 0), "e": (0, 0, 9)}) == "evict d"
+    assert evicted(five, {"c": (0, 0, 5), "e": (0, 0, 9)}) == "evict e"
+    assert evicted(five, {"a": (3, 3, 9)}) == "evict b"
+    assert evicted("Ah Bh Ch Dh Ef", {"d": (1, 1, 9)}) == "evict e"
 
 
 def test_a_broken_replica_goes_first_only_where_no_server_is_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from stelae.coordinator.catalog.backups import BackupCatalog
@@ -14,10 +15,12 @@ from stelae.core.runtime import ProcessIdentity
 
 
 def backup(name: str, node: str = "") -> ServerInfo:
+    """A node like ``r1/n1`` is in rack r1."""
+    rack, _, node = node.rpartition("/")
     process = ProcessIdentity(node or f"node of {name}", 1, 0.0)
-    return ServerInfo(
-        ServerKind.BACKUP, name, ServerUuid(name), 1, Address(f"{name}:1"), process, ("disk",)
-    )
+    uuid, address = ServerUuid(name), Address(f"{name}:1")
+    info = ServerInfo(ServerKind.BACKUP, name, uuid, 1, address, process, ("disk",))
+    return msgspec.structs.replace(info, rack=rack) if rack else info
 
 
 def groups_of(
@@ -30,6 +33,11 @@ def groups_of(
         size,
     )
     return ["".join(each) for each in found]
+
+
+def in_racks(*words: str) -> list[ServerInfo]:
+    """Of words like ``ar1``: backup a on machine 1 in rack r."""
+    return [backup(word[0], f"{word[1]}/{word[2:]}") for word in words]
 
 
 def some(names: str) -> list[ServerInfo]:
@@ -68,6 +76,18 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "the machine with most of them first": (
         groups_of([], [backup(n, m) for n, m in ("a1", "b1", "c1", "d2", "e3")], size=2),
         ["ad", "be"],
+    ),
+    "apart on racks": (
+        groups_of([], in_racks("ar1", "br2", "cs3", "ds4")),
+        ["ac", "bd"],
+    ),
+    "the rack with most of them first": (
+        groups_of([], in_racks("ar1", "br2", "cs3", "ds4", "et5", "ft6", "gt7")),
+        ["ea", "cf", "bd"],
+    ),
+    "apart on machines where there are too few racks": (
+        groups_of([], in_racks("ar1", "br1", "cr2", "ds3"), size=3),
+        ["adc"],
     ),
 }
 

@@ -16,6 +16,7 @@ from stelae.coordinator.placement.leader_loads import COOL_S, LEAST_PER_S, Cooli
 from stelae.coordinator.placement.rebalance import Placed
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import LOAD_UNKNOWN
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
 
 S = ServerUuid
@@ -51,7 +52,7 @@ def layout(*words: str, servers: str = "abc", beside: dict[str, float] | None = 
     return Layout(
         placed(*words),
         {},
-        {S(name): name for name in servers},
+        {S(name): Place(name) for name in servers},
         {},
         {S(name): load for name, load in (beside or {}).items()},
     )
@@ -116,7 +117,7 @@ def test_what_was_moved_for_its_load_stays_for_a_while() -> None:
 def test_a_step_for_counts_heats_nobody() -> None:
     """Its target keeps well below what would have it give away something for its load."""
     tablets = placed("t:abc400", "t:abc400", "t:bca800", "t:cab700")
-    known = leaders_load(tablets, {S(c): c for c in "abc"}, {})
+    known = leaders_load(tablets, {S(c): Place(c) for c in "abc"}, {})
     assert known is not None
     assert not known.hot()
     assert not known.may_take(tablets[0], S("b"))

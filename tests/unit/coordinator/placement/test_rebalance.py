@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.placement.rebalance import Placed, next_move, next_transfer
+from stelae.coordinator.placement.rebalance import (
+    Placed,
+    may_move,
+    next_move,
+    next_separation,
+    next_transfer,
+)
 from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
 
 S = ServerUuid
@@ -33,9 +40,9 @@ def placed(*words: str) -> list[Placed]:
     return found
 
 
-def on_nodes(*words: str) -> dict[ServerUuid, str]:
-    """Of words like ``a1``: server a on node 1."""
-    return {S(word[0]): word[1:] for word in words}
+def on_nodes(*words: str) -> dict[ServerUuid, Place]:
+    """Of words like ``a1``: server a on node 1; ``a1r``: and in rack r."""
+    return {S(word[0]): Place(word[1], word[2:]) for word in words}
 
 
 FOUR = on_nodes("a1", "b2", "c3", "d4")
@@ -73,6 +80,56 @@ def test_replicas_do_not_come_together_on_one_node() -> None:
     found = next_move(tablets, nodes)
     assert found is not None
     assert found[1] == ReplicaMove(S("c"), S("d"))
+
+
+def test_replicas_do_not_come_together_in_one_rack() -> None:
+    """Nor from one rack onto one node; within a rack they may move."""
+    nodes = on_nodes("a1r", "b2s", "c3t", "d4r", "e5t", "f1r")
+    (tablet,) = placed("t:abc")
+    allowed = [
+        (source, target)
+        for source in "abc"
+        for target in "def"
+        if may_move(tablet, S(source), S(target), nodes)
+    ]
+    assert allowed == [("a", "d"), ("a", "f"), ("c", "e")]
+
+
+@pytest.mark.parametrize(
+    ("tablets", "nodes", "rooms", "step"),
+    [
+        ("t:abc", "a1r b2s c3t", {}, None),
+        ("t:ab", "a1r b2r c3r", {}, None),
+        ("t:ab", "a1r b2r c3s", {}, "b>c"),
+        ("t:ab", "a1 b1 c2", {}, "b>c"),
+        ("t:ab", "a1r b2r c3s", {"c": 10}, "b>c"),
+        ("t:ab9", "a1r b2r c3s", {"c": 9}, None),
+        ("t:abc", "a1r b1r c2r d3r e4s", {}, "b>e"),
+        ("t:abc", "a1r b2r c3s d4s", {}, None),
+        ("t:abc u:ab", "a1r b2r c3s d4s", {}, "b>c"),
+        ("t:ab u:ab", "a1r b1r c2r", {}, "b>c"),
+    ],
+)
+def test_replicas_that_share_a_node_or_a_rack_are_separated(
+    tablets: str, nodes: str, rooms: dict[str, int], step: str | None
+) -> None:
+    """To where they share least, followers first, and only where there is room."""
+    found = next_separation(
+        placed(*tablets.split()),
+        on_nodes(*nodes.split()),
+        {S(name): size_bytes for name, size_bytes in rooms.items()},
+    )
+    assert (None if found is None else f"{found[1].source}>{found[1].target}") == step
+
+
+def test_no_replica_is_separated_onto_a_server_that_may_not_take_it() -> None:
+    """As one where it failed and is paused."""
+    nodes = on_nodes("a1r", "b2r", "c3s", "d4s")
+    found = next_separation(
+        placed("t:ab"), nodes, {}, may_take=lambda tablet, target: target != "c"
+    )
+    assert found is not None
+    assert found[1].target == "d"
 
 
 def test_servers_that_may_hold_nothing_new_are_no_targets() -> None:
@@ -149,35 +206,50 @@ NODES = st.sampled_from(
         on_nodes("a1", "b2", "c3", "d4", "e5"),
         on_nodes("a1", "b1", "c2", "d2", "e3"),
         on_nodes("a1", "b2", "c3", "d4"),
+        on_nodes("a1r", "b2r", "c3r", "d4s", "e5s"),
+        on_nodes("a1r", "b2r", "c3s", "d4t", "e4t"),
     ]
 )
 
 
-def spread(tablets: list[Placed], nodes: dict[ServerUuid, str]) -> int:
+def spread(tablets: list[Placed], nodes: dict[ServerUuid, Place]) -> int:
     """The difference between the fullest and the emptiest server."""
     counts = [sum(s in tablet.members for tablet in tablets) for s in nodes]
     return max(counts) - min(counts)
 
 
+def units(members: tuple[ServerUuid, ...], nodes: dict[ServerUuid, Place]) -> tuple[int, int]:
+    """On how many nodes, and in how many racks, servers are; one that is unknown is alone."""
+    places = [nodes.get(member, Place(f"? {member}")) for member in members]
+    racks, found = (len({place.units[n] for place in places}) for n in (0, 1))
+    return found, racks
+
+
 @given(CLUSTERS, NODES, ROOMS)
 def test_all_steps_come_to_an_end_at_an_even_cluster(
-    tablets: list[Placed], nodes: dict[ServerUuid, str], rooms: dict[ServerUuid, int]
+    tablets: list[Placed], nodes: dict[ServerUuid, Place], rooms: dict[ServerUuid, int]
 ) -> None:
-    """Every tablet keeps as many replicas, on as many nodes; leaders as well."""
-    for _ in range(200):
-        found = next_move(tablets, nodes, rooms)
+    """Every tablet keeps as many replicas, on as many nodes and in as many racks, and at the end
+    they are in as many as there are; leaders as well."""
+    for _ in range(400):
+        found = next_separation(tablets, nodes, {}) or next_move(tablets, nodes, rooms)
         if found is None:
             break
         tablet_id, move = found
         old = tablets[int(tablet_id)]
         members = tuple(move.target if m == move.source else m for m in old.members)
         assert len(set(members)) == 3
-        assert len({nodes.get(m) for m in members}) >= len({nodes.get(m) for m in old.members})
+        assert units(members, nodes) >= units(old.members, nodes)
         leader = members[0] if old.leader == move.source else old.leader
         tablets[int(tablet_id)] = replace(old, members=members, leader=leader)
     else:
         raise AssertionError("replicas are moved for ever")
-    if len(set(nodes.values())) == 5:
+    if len(nodes) == 5:
+        racks = len({place.units[0] for place in nodes.values()})
+        nodes_count = len({place.node for place in nodes.values()})
+        for tablet in tablets:
+            assert units(tablet.members, nodes) == (min(3, nodes_count), min(3, racks))
+    if len({place.units[0] for place in nodes.values()}) == 5:
         for table in "tuv":
             assert spread([t for t in tablets if t.table_id == table], nodes) <= 1
     for _ in range(200):

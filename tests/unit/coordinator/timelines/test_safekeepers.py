@@ -37,9 +37,13 @@ def fleet(*safekeepers: Safekeeper) -> Fleet:
 
 
 def keeper(
-    number: int, node: str = "", status: SafekeeperStatus = ACTIVE, silent_s: float = 0.0
+    number: int,
+    node: str = "",
+    status: SafekeeperStatus = ACTIVE,
+    silent_s: float = 0.0,
+    rack: str = "",
 ) -> Safekeeper:
-    return Safekeeper(SafekeeperId(number), node or f"n{number}", status, NOW - silent_s)
+    return Safekeeper(SafekeeperId(number), node or f"n{number}", status, NOW - silent_s, rack)
 
 
 def record(name: str, *members: int) -> TimelineRecord:
@@ -67,6 +71,18 @@ def test_a_timeline_begins_on_different_nodes_with_the_least_loaded() -> None:
         choose_initial(keepers, 5, load, NOW, 10.0)
     with pytest.raises(TooFewServers):
         choose_initial(keepers, 6, load, NOW, 10.0)
+
+
+def test_a_timeline_begins_in_different_racks_and_then_on_different_nodes() -> None:
+    """Load counts only among places that are equally good; a node without a rack is one."""
+    keepers = fleet(
+        *(keeper(1, "a", rack="r"), keeper(2, "b", rack="r"), keeper(3, "c", rack="s")),
+        *(keeper(4, "c", rack="s"), keeper(5, "d")),
+    )
+    load = {SafekeeperId(3): 7, SafekeeperId(4): 7, SafekeeperId(5): 9}
+    assert choose_initial(keepers, 3, load, NOW, 10.0) == (1, 3, 5)
+    assert choose_initial(keepers, 4, load, NOW, 10.0) == (1, 3, 5, 2)
+    assert choose_initial(keepers, 5, load, NOW, 10.0) == (1, 3, 5, 2, 4)
 
 
 @given(

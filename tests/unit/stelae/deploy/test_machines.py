@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.actors.ray_host.node_selector import node_options
+from stelae.core.config.spec import NODE_ADDRESS
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.deploy import machines
-from stelae.deploy.cluster_state import ClusterState, load_state
+from stelae.deploy.cluster_state import SECRET_FILE, ClusterState, load_state
+from stelae.deploy.launcher import plans
 
+NODES = {"spread": "node"}
 KINDS = ("master", "tserver", "backup", "safekeeper")
 
 
@@ -39,8 +42,26 @@ def test_each_kind_is_spread_and_nobody_moves(
     assert machines.assigned(reversed(names), found, {"z"}) == found
 
 
-def _node(machine: str | None, address: str = "10.0.0.1", alive: bool = True) -> dict[str, Any]:
+@given(
+    racks=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["r", "s", "t"])),
+    count=st.integers(1, 6),
+)
+def test_servers_of_a_kind_are_in_as_many_racks_as_there_are(
+    racks: dict[str, str], count: int
+) -> None:
+    """And on as many machines; a machine without a rack is one by itself."""
+    there = "abcdef"
+    found = machines.assigned([f"master-{n}" for n in range(1, count + 1)], {}, there, racks)
+    assert len(set(found.values())) == count
+    used = {racks.get(machine, f"rack of {machine}") for machine in found.values()}
+    assert len(used) == min(count, len({racks.get(m, f"rack of {m}") for m in there}))
+
+
+def _node(
+    machine: str | None, address: str = "10.0.0.1", alive: bool = True, rack: str = ""
+) -> dict[str, Any]:
     labels = {} if machine is None else {"disk": machine}
+    labels |= {"rack": rack} if rack else {}
     return {"Alive": alive, "Labels": labels, "NodeManagerAddress": address}
 
 
@@ -106,7 +127,7 @@ def test_a_placement_is_for_a_ray_with_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("placement", [{}, {"spread": "node", "label": "disk"}])
 def test_a_placement_goes_by_nodes_or_by_a_label(tmp_path: Path, placement: dict[str, str]) -> None:
     """Neither and both are refused, with what may be written."""
-    with pytest.raises(InvalidArgument, match="either spread: node, or a label"):
+    with pytest.raises(InvalidArgument, match="either spread: node or spread"):
         _spec(tmp_path, placement=placement)
 
 
@@ -129,6 +150,41 @@ def test_without_labels_each_node_is_a_machine_known_by_its_address(
     nodes.append(_node(None, "10.0.0.3"))
     with pytest.raises(InvalidArgument, match=r"two of Ray's nodes are node 10\.0\.0\.3"):
         machines.placed(spec, state, [])
+
+
+@pytest.mark.parametrize(
+    "spread", ["rack", [], ["node"], ["node", ""], ["node", "node"], ["rack", "node"], ["node", 7]]
+)
+def test_a_spread_is_over_nodes_and_then_over_a_label(tmp_path: Path, spread: Any) -> None:
+    """Anything else is refused, with what may be written."""
+    with pytest.raises(
+        InvalidArgument, match=r"placement\.spread.*must be node, or \[node, LABEL\]"
+    ):
+        _spec(tmp_path, placement={"spread": spread})
+
+
+def test_masters_go_to_different_racks_and_servers_learn_the_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A founded cluster whose label no node has is refused; one that was founded goes on."""
+    nodes = [_node(None, f"10.0.0.{n}", rack=rack) for n, rack in enumerate(["r", "r", "s", ""])]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    spec = _spec(tmp_path, placement={"spread": ["node", "rack"]})
+    names = [f"master-{n}" for n in (1, 2, 3)]
+    state = ClusterState("demo", str(tmp_path), {name: "127.0.0.1:7001" for name in names})
+    placed = machines.placed(spec, state, [])
+    assert sorted(placed.machines.values()) == ["10.0.0.0", "10.0.0.2", "10.0.0.3"]
+    assert machines.live_racks(NODE_ADDRESS, "rack") == {
+        "10.0.0.0": "r", "10.0.0.1": "r", "10.0.0.2": "s",
+    }  # fmt: skip
+    assert machines.live_racks(NODE_ADDRESS, "") == {}
+    (tmp_path / SECRET_FILE).write_bytes(b"0" * 32)
+    assert {plan.rack_label for plan in plans(spec, placed)} == {"rack"}
+    assert {p.rack_label for p in plans(_spec(tmp_path, placement=NODES), placed)} == {""}
+    other = _spec(tmp_path, placement={"spread": ["node", "zone"]})
+    with pytest.raises(NotEnoughServers, match=r"ray start --labels zone"):
+        machines.placed(other, state, [])
+    assert machines.placed(other, placed, []) == placed
 
 
 def test_a_cluster_is_spread_by_itself_where_ray_has_several_nodes(
