@@ -123,6 +123,7 @@ def hold(spec: ClusterSpec, progress: Progress, is_up: Callable[[Up], None]) -> 
 
     with interrupted_by_sigterm():
         database = launch(spec, progress=progress)
+        wait_http(database, progress)
     stop = threading.Event()
     try:
         for each in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
@@ -135,14 +136,29 @@ def hold(spec: ClusterSpec, progress: Progress, is_up: Callable[[Up], None]) -> 
         database.close()
 
 
+def wait_http(database: LaunchedDatabase, progress: Progress) -> str:
+    """Wait for the HTTP front of a launched cluster; return its URL, empty if it has none.
+
+    Raises what kept it from starting; the cluster is down then.
+    """
+    if database.spec.serve is None:
+        return ""
+    progress("waiting for the HTTP front")
+    try:
+        return database.http.wait()
+    except BaseException:
+        database.http.cancel()
+        database.close()
+        raise
+
+
 def _entered(database: LaunchedDatabase) -> Up:
     """Write into ``cluster.json`` who holds the cluster."""
-    from stelae.deploy.cluster_state import newest
+    from stelae.deploy import cluster_state
 
-    database.state = replace(newest(database.state), keeper_pid=os.getpid())
-    database.state.save()
-    state = database.state
-    return Up(state.cluster, state.data_dir, state.http, os.getpid())
+    state, pid = database.state, os.getpid()
+    cluster_state.change(state.folder, lambda known: replace(known, keeper_pid=pid))
+    return Up(state.cluster, state.data_dir, database.http.url, pid)
 
 
 @contextlib.contextmanager

@@ -197,11 +197,12 @@ def up(
 def _in_ray(spec: ClusterSpec, progress: Any) -> Up:
     """Launch in a Ray that runs already: the actors are detached and need nobody to stay."""
     from stelae.cluster import launch
-    from stelae.keeper import Up
+    from stelae.keeper import Up, wait_http
 
     database = launch(spec, progress=progress)
+    url = wait_http(database, progress)
     database.leave()
-    return Up(spec.cluster, spec.data_dir, database.http_url, 0)
+    return Up(spec.cluster, spec.data_dir, url, 0)
 
 
 def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:

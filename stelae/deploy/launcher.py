@@ -272,10 +272,10 @@ def admin_token(state: ClusterState) -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-def running(state: ClusterState, front: HttpFront) -> ClusterState:
-    """The state of a cluster that runs, for others to find it by."""
+def running(state: ClusterState, *, http_starts: bool) -> ClusterState:
+    """The state of a cluster that runs, for others to find it by. Its HTTP front follows."""
     address = ray.get_runtime_context().gcs_address
-    return replace(state, ray_address=address, http=front.url, started_serve=front.started_serve)
+    return replace(state, ray_address=address, http_starts=http_starts)
 
 
 @dataclass(frozen=True)
