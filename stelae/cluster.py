@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import ray
 
@@ -15,7 +15,7 @@ from stelae.applying.replacing import start_applier
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.core.errors import InvalidArgument, NotEnoughServers, Unavailable
 from stelae.core.ids import Address
 from stelae.core.records.records import ServerKind, ServerState
 from stelae.database.api import Database
@@ -26,6 +26,7 @@ from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_files import publish, take_from_machines, tell_at_rest
 from stelae.deploy.masters import scale_masters
 from stelae.deploy.node_checks import check_launch
+from stelae.keeper_process import start_keeper
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
@@ -115,12 +116,36 @@ class LaunchedDatabase(Database):
             self.lock.release()
 
 
+Spec: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec
+
+
+@overload
 def launch(
-    spec: str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec | None = None,
+    spec: Spec | None = None,
     *,
     progress: Progress | None = None,
+    detach: Literal[False] = False,
     **overrides: Any,
-) -> LaunchedDatabase:
+) -> LaunchedDatabase: ...
+
+
+@overload
+def launch(
+    spec: Spec | None = None,
+    *,
+    progress: Progress | None = None,
+    detach: Literal[True],
+    **overrides: Any,
+) -> Database: ...
+
+
+def launch(
+    spec: Spec | None = None,
+    *,
+    progress: Progress | None = None,
+    detach: bool = False,
+    **overrides: Any,
+) -> Database:
     """Stand a cluster up on Ray, and return a database on it once every server is live.
 
     The HTTP front comes up in the background: ``http.wait()`` of the database returns its URL, or
@@ -130,12 +155,33 @@ def launch(
     ``overrides`` change single fields (``launch("cluster.yaml", tservers={"count": 5})``). An
     existing ``data_dir`` is used again: what was stored is served again.
 
+    With ``detach`` the cluster outlives this process, as after `stelae up`: a process in the
+    background holds its Ray until `stelae down`. It returns a connection, once HTTP answers too.
+
     Raises:
         InvalidArgument: the spec is wrong; the text names line and field.
         AlreadyRunning: the cluster runs, or its data_dir or its HTTP port is in use.
         NotEnoughServers: some server did not come up in time.
     """
     checked = load_spec(spec, **overrides)
+    if not detach:
+        return _launch_here(checked, progress)
+    if checked.ray.address == "local":
+        with words_bar(f"launch of {checked.cluster}", progress) as tell:
+            start_keeper(checked, tell)
+    else:
+        database = _launch_here(checked, progress)
+        try:
+            database.http.wait()
+        except BaseException:
+            database.close()
+            raise
+        database.leave()
+    return connect(checked.data_dir)
+
+
+def _launch_here(checked: ClusterSpec, progress: Progress | None) -> LaunchedDatabase:
+    """Launch in the Ray of this process, or in one that it joins."""
     if checked.ray.address != "local":
         ray_session.start_ray(checked)
         checked = machines.founded_as(checked)
@@ -258,7 +304,7 @@ def connect(
 
     Raises:
         InvalidArgument: neither a cluster's name, nor a data_dir, nor a URL.
-        Unavailable: no such cluster runs here.
+        Unavailable: no such cluster runs here; the text says how to launch it again.
     """
     if not isinstance(cluster, str | os.PathLike):
         raise InvalidArgument(f"connect({cluster!r}): a cluster's name, its data_dir, or a URL")
@@ -267,13 +313,21 @@ def connect(
         return _connect_http(cluster, token, ca_file)
     if cluster_state.is_folder(cluster):
         state = cluster_state.load_state(cluster)
+        launcher.check_runs(state)
         masters = tuple(Address(address) for address in state.masters.values())
         link = ClusterLink(state.cluster, masters, state.secret, Settings(), state.peer_tls)
         database = _attach(Database, link, os.path.abspath(cluster))
         database.ray_address = state.ray_address or "auto"
         return database
     if not ray.is_initialized():
-        ray_session.join_ray("auto")
+        try:
+            ray_session.join_ray("auto")
+        except Unavailable as error:
+            raise Unavailable(
+                f"cluster {cluster!r}",
+                "no Ray runs here in which to look for its name. Connect by its data_dir if it has "
+                "a Ray of its own, or launch it again: stelae.launch, or `stelae up`",
+            ) from error
     plan, found = launcher.find_cluster(cluster)
     link = ClusterLink(cluster, tuple(found), plan.secret, plan.settings, plan.peer_tls)
     return _attach(Database, link)
