@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from stelae.core.addresses import NODE_ADDRESS
 from stelae.core.config.peer_tls import PeerTls, TlsMode
 from stelae.core.config.settings import Settings
 from stelae.core.config.store_url import check_store_url, origin_of
@@ -154,10 +155,6 @@ class RaySpec(Section):
     address: RayAddress = "local"
     num_cpus: int | None = Field(default=None, ge=1, le=4096)
     """Logical CPUs of a Ray that Stelae starts; None: as many as the machine has."""
-
-
-NODE_ADDRESS = "ray.io/node-address"
-"""Stands for a label with the address of each of Ray's nodes; Ray itself has none like it."""
 
 
 class PlacementSpec(Section):

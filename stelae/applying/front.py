@@ -20,7 +20,8 @@ import ray
 
 from stelae.actors.ray_host.host import cluster_actors
 from stelae.actors.ray_host.kept_files import changing
-from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.actors.ray_host.spark_host import spark_actor
+from stelae.actors.ray_host.spark_plan import SPARK_NAME, SparkPlan
 from stelae.applying.spec_operations import RaySpecs
 from stelae.coordinator.apply.plan import FRONT, SPARK, Traits
 from stelae.core.config.spec import ClusterSpec

@@ -22,7 +22,8 @@ import ray
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.actors.ray_host.kept_files import read_secret, write_file
-from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.actors.ray_host.spark_host import spark_actor
+from stelae.actors.ray_host.spark_plan import SPARK_NAME, SparkPlan
 from stelae.core.addresses import split_address
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.store_url import POSTGRESQL
