@@ -6,6 +6,7 @@ from tests.mutants import (
     away_mutants,
     backup_mutants,
     coordinator_mutants,
+    launch_mutants,
     raft_mutants,
     safekeeper_mutants,
     storage_mutants,
@@ -23,4 +24,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *safekeeper_mutants.MUTANTS,
     *tls_mutants.MUTANTS,
     *away_mutants.MUTANTS,
+    *launch_mutants.MUTANTS,
 )
