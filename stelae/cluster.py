@@ -206,6 +206,8 @@ def _launch(
         check_launch(spec, state, [plan.name for plan in launcher.plans(spec, state)])
         state = launcher.place(spec, state)
         progress("starting servers")
+        launcher.start_servers(spec, state, actors)
+        # Not before: Serve would take the CPU time in which the servers start.
         front = HttpStart(LaunchFront(spec, state))
         try:
             return _with_servers(spec, state, lock, front, actors, owns_ray, progress)
@@ -226,7 +228,6 @@ def _with_servers(
     owns_ray: bool,
     progress: Progress,
 ) -> LaunchedDatabase:
-    launcher.start_servers(spec, state, actors)
     progress("waiting for the masters")
     masters = [Address(address) for address in state.masters.values()]
     database: LaunchedDatabase = _attach(

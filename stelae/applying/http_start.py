@@ -1,7 +1,8 @@
 """Starts the HTTP front of a launch in the background, while its tables can be used already.
 
-A thread starts the front next to the servers, since Serve takes longer to start than they do. What
-needs the servers (`finish`: revoked tokens, and writing down the URL) waits until `serve_tables`.
+A thread starts the front once the servers listen: on few cores Serve would otherwise take the CPU
+time that they need. What needs the masters' leader (`finish`: revoked tokens, and writing down the
+URL) waits until `serve_tables`.
 Rules:
 
 - R1: one front at a time is started or taken down in a process: a Serve that another cluster has
