@@ -5,6 +5,9 @@ from __future__ import annotations
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address
 
+NODE_ADDRESS = "ray.io/node-address"
+"""Stands for a label with the address of each of Ray's nodes; Ray itself has none like it."""
+
 
 def address_of(host: str, port: int) -> Address:
     """The address of a port of a host."""

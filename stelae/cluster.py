@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import ray
 
 from stelae.actors.ray_host.host import cluster_actors
-from stelae.applying.front import start_http
+from stelae.applying.http_start import HttpStart, LaunchFront
 from stelae.applying.replacing import start_again_empty, start_applier
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.core.errors import InvalidArgument, NotEnoughServers, Unavailable
 from stelae.core.ids import Address
 from stelae.core.records.records import ServerKind, ServerState
 from stelae.database.api import Database
@@ -29,7 +27,7 @@ from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_files import publish, take_from_machines, tell_at_rest
 from stelae.deploy.masters import scale_masters
 from stelae.deploy.node_checks import check_launch
-from stelae.deploy.revoked_tokens import drop_revoked
+from stelae.keeper_process import start_keeper
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
@@ -54,15 +52,18 @@ class LaunchedDatabase(Database):
     owns_ray: bool
     """Whether this process started the Ray that it lives in, for this cluster or for another."""
     lock: locks.LaunchLock
+    http: HttpStart
+    """The HTTP front, which comes up after the tables: ``http.wait()`` returns its URL."""
 
     @property
     def http_url(self) -> str:
-        """Of the HTTP front; empty if the spec has none."""
-        return self.state.http
+        """URL of the HTTP front, which is waited for; empty if the spec has none."""
+        return self.http.wait()
 
     @property
     def admin_token(self) -> str:
-        """For the HTTP front; empty if the spec has none."""
+        """Token for the HTTP front, which is waited for; empty if the spec has none."""
+        self.http.wait()
         return launcher.admin_token(self.state)
 
     def use_engine(self, engine: EnginePolicy) -> None:
@@ -80,21 +81,30 @@ class LaunchedDatabase(Database):
 
         In a child that was forked since the launch: only end the child's connections.
         """
-        was_closed = self._connection.is_closed
-        super().close()
-        if was_closed or self.lock.is_of_parent:
+        if self._connection.is_closed or self.lock.is_of_parent:
+            super().close()
             return
         try:
-            if ray.is_initialized():
-                if self.owns_ray and ray_session.is_last() and "raydp" in sys.modules:
-                    stop_session()  # of Spark: it cannot outlive the Ray that it runs in
-                tell = _tell_nobody if self.owns_ray else tell_at_rest
-                launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray, tell=tell)
-        finally:
-            self.lock.release()
+            self.http.settle()
+        finally:  # an interrupt ends the waiting, and takes the cluster down
+            super().close()
+            try:
+                with self.http.alone():
+                    self._take_down()
+            finally:
+                self.lock.release()
+
+    def _take_down(self) -> None:
+        if not ray.is_initialized():
+            return
+        if self.owns_ray and ray_session.is_last() and "raydp" in sys.modules:
+            stop_session()  # of Spark: it cannot outlive the Ray that it runs in
+        tell = _tell_nobody if self.owns_ray else tell_at_rest
+        launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray, tell=tell)
 
     def leave(self) -> None:
-        """End the connections and leave the cluster running in the Ray that it was launched in.
+        """End the connections and leave the cluster running in the Ray that it was launched in,
+        once its HTTP front has started or failed.
 
         Raises:
             InvalidArgument: that Ray was started for it, and ends with this process.
@@ -102,21 +112,52 @@ class LaunchedDatabase(Database):
         if self.owns_ray:
             raise InvalidArgument("this cluster's Ray ends with this process: close it instead")
         if not self._connection.is_closed:
+            self.http.settle()
             super().close()
             self.lock.release()
 
 
+Spec: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec
+
+
+@overload
 def launch(
-    spec: str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec | None = None,
+    spec: Spec | None = None,
     *,
     progress: Progress | None = None,
+    detach: Literal[False] = False,
     **overrides: Any,
-) -> LaunchedDatabase:
+) -> LaunchedDatabase: ...
+
+
+@overload
+def launch(
+    spec: Spec | None = None,
+    *,
+    progress: Progress | None = None,
+    detach: Literal[True],
+    **overrides: Any,
+) -> Database: ...
+
+
+def launch(
+    spec: Spec | None = None,
+    *,
+    progress: Progress | None = None,
+    detach: bool = False,
+    **overrides: Any,
+) -> Database:
     """Stand a cluster up on Ray, and return a database on it once every server is live.
+
+    The HTTP front comes up in the background: ``http.wait()`` of the database returns its URL, or
+    raises what kept it from starting. The tables can be used either way.
 
     ``spec`` is the path of a ``cluster.yaml``, its content as a dict, or a `ClusterSpec`;
     ``overrides`` change single fields (``launch("cluster.yaml", tservers={"count": 5})``). An
     existing ``data_dir`` is used again: what was stored is served again.
+
+    With ``detach`` the cluster outlives this process, as after `stelae up`: a process in the
+    background holds its Ray until `stelae down`. It returns a connection, once HTTP answers too.
 
     Raises:
         InvalidArgument: the spec is wrong; the text names line and field.
@@ -124,6 +165,24 @@ def launch(
         NotEnoughServers: some server did not come up in time.
     """
     checked = load_spec(spec, **overrides)
+    if not detach:
+        return _launch_here(checked, progress)
+    if checked.ray.address == "local":
+        with words_bar(f"launch of {checked.cluster}", progress) as tell:
+            start_keeper(checked, tell)
+    else:
+        database = _launch_here(checked, progress)
+        try:
+            database.http.wait()
+        except BaseException:
+            database.close()
+            raise
+        database.leave()
+    return connect(checked.data_dir)
+
+
+def _launch_here(checked: ClusterSpec, progress: Progress | None) -> LaunchedDatabase:
+    """Launch in the Ray of this process, or in one that it joins."""
     if checked.ray.address != "local":
         ray_session.start_ray(checked)
         checked = machines.founded_as(checked)
@@ -148,63 +207,56 @@ def _launch(
         check_launch(spec, state, [plan.name for plan in launcher.plans(spec, state)])
         state = launcher.place(spec, state)
         progress("starting servers")
-        front = _Background(lambda: start_http(spec, state))
         launcher.start_servers(spec, state, actors)
-        progress("waiting for the masters")
-        masters = [Address(address) for address in state.masters.values()]
-        database: LaunchedDatabase = _attach(
-            LaunchedDatabase,
-            ClusterLink(
-                spec.cluster, tuple(masters), state.secret, spec.settings(), spec.tls.peer_tls
-            ),
-            str(state.folder),
-        )
-        database.spec, database.actors = spec, actors
-        database.owns_ray, database.lock = owns_ray, lock
+        # Not before: Serve would take the CPU time in which the servers start.
+        front = HttpStart(LaunchFront(spec, state))
         try:
-            status = database.status(timeout=READY_TIMEOUT_S)
-            plans = launcher.plans(spec, state)
-            start_again_empty(status, plans, actors, time.monotonic() + READY_TIMEOUT_S)
-            _wait_live(database, spec, len(state.masters))
-            if len(state.masters) != spec.masters.count:
-                scale_masters(database, spec.masters.count, progress)
-            if spec.serve is not None:
-                progress("waiting for the HTTP front")
-            # masters, with their machines, may have come since this state was read
-            state = cluster_state.at_rest(cluster_state.newest(state))
-            http = front.result()
-            if http.url and drop_revoked(database, state.data_dir):
-                http = start_http(spec, state, http.started_serve)
-            database.state = launcher.running(state, http)
-            database.state.save()
-            keep_spec(state.data_dir, spec, is_done=True)
-            publish(state.folder, spec.cluster)
-            start_applier(spec, state.data_dir)
+            return _with_servers(spec, state, lock, front, actors, owns_ray, progress)
         except BaseException:
-            Database.close(database)
+            front.cancel()
             raise
     except BaseException:
         launcher.take_down(state, actors, owns_ray=owns_ray, grace_s=1.0)
         raise
+
+
+def _with_servers(
+    spec: ClusterSpec,
+    state: cluster_state.ClusterState,
+    lock: locks.LaunchLock,
+    http: HttpStart,
+    actors: dict[str, Any],
+    owns_ray: bool,
+    progress: Progress,
+) -> LaunchedDatabase:
+    progress("waiting for the masters")
+    masters = [Address(address) for address in state.masters.values()]
+    database: LaunchedDatabase = _attach(
+        LaunchedDatabase,
+        ClusterLink(spec.cluster, tuple(masters), state.secret, spec.settings(), spec.tls.peer_tls),
+        str(state.folder),
+    )
+    database.spec, database.actors, database.http = spec, actors, http
+    database.owns_ray, database.lock = owns_ray, lock
+    try:
+        status = database.status(timeout=READY_TIMEOUT_S)
+        plans = launcher.plans(spec, state)
+        start_again_empty(status, plans, actors, time.monotonic() + READY_TIMEOUT_S)
+        _wait_live(database, spec, len(state.masters))
+        if len(state.masters) != spec.masters.count:
+            scale_masters(database, spec.masters.count, progress)
+        # masters, with their machines, may have come since this state was read
+        state = cluster_state.at_rest(cluster_state.newest(state))
+        database.state = launcher.running(state, http_starts=spec.serve is not None)
+        database.state.save()
+        keep_spec(state.data_dir, spec, is_done=True)
+        publish(state.folder, spec.cluster)
+        start_applier(spec, state.data_dir)
+        http.serve_tables(database)
+    except BaseException:
+        Database.close(database)
+        raise
     return database
-
-
-class _Background:
-    """Work in a thread that nobody has to wait for, should it never end."""
-
-    def __init__(self, work: Callable[[], launcher.HttpFront]) -> None:
-        self._future: Future[launcher.HttpFront] = Future()
-        self._work = work
-        threading.Thread(target=self._run, daemon=True, name="stelae launch").start()
-
-    def _run(self) -> None:
-        try:
-            self._future.set_result(self._work())
-        except BaseException as error:  # also SystemExit, or `result` would wait for ever
-            self._future.set_exception(error)
-
-    def result(self) -> launcher.HttpFront:
-        return self._future.result()
 
 
 def _wait_live(database: Database, spec: ClusterSpec, masters: int) -> None:
@@ -257,7 +309,7 @@ def connect(
 
     Raises:
         InvalidArgument: neither a cluster's name, nor a data_dir, nor a URL.
-        Unavailable: no such cluster runs here.
+        Unavailable: no such cluster runs here; the text says how to launch it again.
     """
     if not isinstance(cluster, str | os.PathLike):
         raise InvalidArgument(f"connect({cluster!r}): a cluster's name, its data_dir, or a URL")
@@ -266,13 +318,21 @@ def connect(
         return _connect_http(cluster, token, ca_file)
     if cluster_state.is_folder(cluster):
         state = cluster_state.load_state(cluster)
+        launcher.check_runs(state)
         masters = tuple(Address(address) for address in state.masters.values())
         link = ClusterLink(state.cluster, masters, state.secret, Settings(), state.peer_tls)
         database = _attach(Database, link, os.path.abspath(cluster))
         database.ray_address = state.ray_address or "auto"
         return database
     if not ray.is_initialized():
-        ray_session.join_ray("auto")
+        try:
+            ray_session.join_ray("auto")
+        except Unavailable as error:
+            raise Unavailable(
+                f"cluster {cluster!r}",
+                "no Ray runs here in which to look for its name. Connect by its data_dir if it has "
+                "a Ray of its own, or launch it again: stelae.launch, or `stelae up`",
+            ) from error
     plan, found = launcher.find_cluster(cluster)
     link = ClusterLink(cluster, tuple(found), plan.secret, plan.settings, plan.peer_tls)
     return _attach(Database, link)

@@ -33,7 +33,8 @@ import pyarrow as pa
 import ray
 
 from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
-from stelae.actors.ray_host.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
+from stelae.actors.ray_host.spark_host import START_TIMEOUT_S, spark_actor
+from stelae.actors.ray_host.spark_plan import SPARK_NAME
 from stelae.client.input.filters import Where
 from stelae.connectors.data_tasks import WriteId
 from stelae.connectors.link import Cluster, link_of

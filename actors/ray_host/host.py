@@ -35,7 +35,7 @@ from stelae.actors.ray_host.kept_files import FileKeeper, KeptFiles
 from stelae.actors.ray_host.node_selector import node_options
 from stelae.actors.ray_host.recovery_spans import RecoverySpans
 from stelae.actors.ray_host.runtime import RayMetrics, RayObjects
-from stelae.actors.ray_host.spark_host import RaySparkEngine, SparkPlan
+from stelae.actors.ray_host.spark_plan import SparkPlan
 from stelae.core import tracing
 from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
@@ -285,6 +285,9 @@ class ServerHost:
                 self._give_spark(server, plan.spark)
 
     def _give_spark(self, master: Any, plan: SparkPlan) -> None:
+        # Imported by masters with Spark alone: it takes a quarter of a server's start.
+        from stelae.actors.ray_host.spark_host import RaySparkEngine
+
         master.spark_engine = engine = RaySparkEngine(plan)
         master.tasks.spawn(engine.watch(lambda: master.is_leader), "state of Spark")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stelae.core.config.spec import NODE_ADDRESS
+from stelae.core.addresses import NODE_ADDRESS
 
 SHARE = 0.001
 """Share of a node's own resource that one actor or task takes; Ray's smallest is 0.0001."""

@@ -18,26 +18,21 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import ray
 
+from stelae.actors.ray_host.spark_plan import NAMESPACE, SPARK_NAME, SparkPlan
 from stelae.actors.ray_host.spark_process import Done, Order, Setup, Started, encode_frame
-from stelae.core.config.peer_tls import OFF, PeerTls
-from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
-from stelae.core.ids import Address, TabletId
+from stelae.core.ids import TabletId
 from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.java import find_java, java_environment, python_environment
-from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.logs import log_as
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "stelae"
-SPARK_NAME = "spark"
 START_TIMEOUT_S = 120.0
 """Of a session, from nothing to warm; measured 15 to 45 s on two cores."""
 JOB_TIMEOUT_S = 30.0
@@ -50,24 +45,6 @@ RESTART_PAUSE_S = (2.0, 10.0, 60.0, 300.0)
 """Before a warm session that has failed is started again; the last one for ever."""
 STATE_POLL_S = 2.0
 FRAME_BYTES_MAX = 1 << 30
-
-
-@dataclass(frozen=True)
-class SparkPlan:
-    """Everything the Spark actor needs to know; the same at every restart."""
-
-    cluster: str
-    masters: tuple[Address, ...]
-    secret: bytes = field(repr=False)
-    settings: Settings
-    size: SessionSize
-    warm: bool
-    peer_tls: PeerTls = OFF
-
-    @property
-    def ray_namespace(self) -> str:
-        """Of RayDP's actors, whose names are the same for every session."""
-        return f"{NAMESPACE}-{self.cluster}-{SPARK_NAME}"
 
 
 class Session:

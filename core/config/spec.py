@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from stelae.core.addresses import NODE_ADDRESS
 from stelae.core.config.peer_tls import PeerTls, TlsMode
 from stelae.core.config.settings import Settings
 from stelae.core.config.store_url import check_store_url, origin_of
@@ -166,10 +168,6 @@ class RaySpec(Section):
     address: RayAddress = "local"
     num_cpus: int | None = Field(default=None, ge=1, le=4096)
     """Logical CPUs of a Ray that Stelae starts; None: as many as the machine has."""
-
-
-NODE_ADDRESS = "ray.io/node-address"
-"""Stands for a label with the address of each of Ray's nodes; Ray itself has none like it."""
 
 
 class PlacementSpec(Section):
@@ -441,11 +439,38 @@ class TimingsSpec(Section):
         return self
 
 
+PROFILES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small": {
+        "masters": {"count": 1},
+        "tservers": {"count": 1, "memory": 256 * MIB},
+        "backups": {"count": 2},
+        "spark": None,
+    },
+}
+"""Values of the fields that a spec leaves out, by profile; whatever is in none is as by default."""
+
+
+def _with_preset(given: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and what the preset has of the rest, also within sections. Pure."""
+    found = dict(given)
+    for name, value in preset.items():
+        if name not in found:
+            found[name] = value
+        elif isinstance(value, Mapping) and isinstance(found[name], Mapping):
+            found[name] = _with_preset(found[name], value)
+    return found
+
+
 class ClusterSpec(Section):
     """A whole cluster. ``launch`` takes it as an object, a dict, or the path of a file."""
 
     api_version: Literal["stelae/v1"] = Field(default="stelae/v1", alias="apiVersion")
     kind: Literal["Cluster"] = "Cluster"
+    profile: Literal["default", "small"] = "default"
+    """``small``: for notebooks and CI. One master, one tablet server with 256MiB, two backups, no
+    Spark. Tables have segments on up to two backups; while the master restarts, nothing is created
+    or recovered. Fields that are given go over those of the profile."""
     cluster: Name = "demo"
     ray: RaySpec = RaySpec()
     placement: PlacementSpec | None = None
@@ -478,6 +503,14 @@ class ClusterSpec(Section):
         if isinstance(value, dict) and "data_dir" not in value:
             return {**value, "data_dir": f".stelae/{value.get('cluster', 'demo')}"}
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        profile = value.get("profile") if isinstance(value, dict) else None
+        if not isinstance(profile, str) or profile not in PROFILES:
+            return value  # absent, or refused by its field
+        return _with_preset(value, PROFILES[profile])
 
     @model_validator(mode="after")
     def _relations(self) -> ClusterSpec:

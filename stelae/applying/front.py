@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import ray
 
 from stelae.actors.ray_host.host import cluster_actors
 from stelae.actors.ray_host.kept_files import changing
-from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.actors.ray_host.spark_host import spark_actor
+from stelae.actors.ray_host.spark_plan import SPARK_NAME, SparkPlan
 from stelae.applying.spec_operations import RaySpecs
 from stelae.coordinator.apply.plan import FRONT, SPARK, Traits
 from stelae.core.config.spec import ClusterSpec
@@ -30,6 +32,8 @@ from stelae.deploy.cluster_state import ClusterState
 from stelae.deploy.launcher import HttpFront
 
 ASK_TIMEOUT_S = 5.0
+FRONT_TIMEOUT_S = 60.0
+FRONT_POLL_S = 0.2
 GONE = "none"
 UNKNOWN: Traits = {"spark": "unknown"}
 """Of a session whose actor does not say: it may be in use, and is left alone."""
@@ -170,6 +174,25 @@ def start_http(
     return HttpFront(made.url, made.started_serve)
 
 
+def wait_front(
+    home: Path,
+    refreshed: Callable[[], ClusterState],
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait while the process that launched a cluster starts its front, so that there is one only.
+
+    After `FRONT_TIMEOUT_S` take it that this process has ended, and note so: the apply then starts
+    the front. ``refreshed`` returns the newest state.
+    """
+    deadline = now() + FRONT_TIMEOUT_S
+    while refreshed().http_starts:
+        if now() >= deadline:
+            cluster_state.change(home, lambda state: replace(state, http_starts=False))
+            return
+        sleep(FRONT_POLL_S)
+
+
 def change_front(spec: ClusterSpec, home: Path) -> None:
     """Bring the HTTP front up to date, start it anew elsewhere, or end it. Again is fine."""
     state = cluster_state.load_state(home)
@@ -181,9 +204,12 @@ def change_front(spec: ClusterSpec, home: Path) -> None:
             return
         launcher.stop_http(state)
     front = start_http(spec, state)
-    replace(
-        cluster_state.load_state(home), http=front.url, started_serve=front.started_serve
-    ).save()
+    cluster_state.change(
+        home,
+        lambda known: replace(
+            known, http=front.url, started_serve=front.started_serve, http_starts=False
+        ),
+    )
 
 
 def change_spark(spec: ClusterSpec, home: Path) -> None:

@@ -21,7 +21,7 @@ import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors
 from stelae.applying import steps as apply_steps
-from stelae.applying.front import others_present, others_wanted
+from stelae.applying.front import others_present, others_wanted, wait_front
 from stelae.applying.places import ask_machines, what_is_taken
 from stelae.applying.replacing import start_applier
 from stelae.coordinator.apply.checks import Asked, Made, refusals
@@ -104,6 +104,7 @@ def apply(
 
 
 def _applied(work: _Apply, *, dry_run: bool) -> Applied:
+    wait_front(work.home, work.refreshed)
     first = work.judge()
     if dry_run:
         return first
@@ -183,10 +184,15 @@ class _Apply:
     def _state(self) -> cluster_state.ClusterState:
         return cluster_state.load_state(self.home)
 
+    def refreshed(self) -> cluster_state.ClusterState:
+        """The newest state that the cluster's servers keep."""
+        refresh(self.home, self._database.cluster)
+        return self._state()
+
     def judge(self) -> Applied:
         """What differs, what is to be done, and what keeps it from being done."""
         database = self._database
-        refresh(self.home, database.cluster)
+        self.refreshed()
         self._kept = asked.kept_spec(self.home)
         members = {member["name"] for member in list_masters(database)}
         self._looked = self._plans()

@@ -52,7 +52,7 @@ from stelae.client.check.status import problems_of
 
 if TYPE_CHECKING:
     from stelae.core.config.spec import ClusterSpec
-    from stelae.keeper import Up
+    from stelae.keeper_process import Up
 
 FAILED, MISUSED = 1, 2
 
@@ -164,7 +164,8 @@ def up(
     stelae up big.yaml
     stelae up --foreground   stays in this terminal
     """
-    from stelae.keeper import hold, start_keeper
+    from stelae.keeper import hold
+    from stelae.keeper_process import start_keeper
 
     spec = spec_of(spec_file)
     console = make_console(stderr=True)
@@ -197,16 +198,18 @@ def up(
 def _in_ray(spec: ClusterSpec, progress: Any) -> Up:
     """Launch in a Ray that runs already: the actors are detached and need nobody to stay."""
     from stelae.cluster import launch
-    from stelae.keeper import Up
+    from stelae.keeper import wait_http
+    from stelae.keeper_process import Up
 
     database = launch(spec, progress=progress)
+    url = wait_http(database, progress)
     database.leave()
-    return Up(spec.cluster, spec.data_dir, database.http_url, 0)
+    return Up(spec.cluster, spec.data_dir, url, 0)
 
 
 def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
     from stelae.deploy.cluster_state import ADMIN_TOKEN_FILE
-    from stelae.keeper import LOG_FILE
+    from stelae.keeper_process import LOG_FILE
 
     token = Path(made.data_dir) / ADMIN_TOKEN_FILE if made.http else None
     log = Path(made.data_dir) / LOG_FILE if made.pid and made.pid != os.getpid() else None
@@ -262,7 +265,7 @@ def _take_down(folder: Path) -> bool:
     from stelae.core.errors import AlreadyRunning, Unavailable
     from stelae.deploy.cluster_state import STATE_FILE, load_state
     from stelae.deploy.locks import lock_holder, wait_ended
-    from stelae.keeper import end_keeper, is_keeper
+    from stelae.keeper_process import end_keeper, is_keeper
 
     if not (folder / STATE_FILE).exists() and not lock_holder(folder):
         return False

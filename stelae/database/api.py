@@ -31,6 +31,7 @@ from stelae.client.table.table import AsyncTable
 from stelae.core.errors import StelaeError
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WriteOp
+from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
 from stelae.database.backups import Backups
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
+SHOWN_TIMEOUT_S = 2.0
+"""Upper bound on what a notebook waits for a table's tablets, rows and size."""
 
 
 class Table(TableIndexes):
@@ -278,12 +281,32 @@ class Table(TableIndexes):
         return self.count()
 
     def __repr__(self) -> str:
-        return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
+        shown = self._shown()
+        if isinstance(shown, StelaeError):
+            return f"<stelae table: {shown}>"
+        keys = ", ".join(shown.schema.key)
+        closed = ", closed" if self._handle.connection.is_closed else ""
+        return f"<stelae table {shown.name!r}, key ({keys}){closed}>"
+
+    def _shown(self) -> TableRecord | StelaeError:
+        """The table as far as is known here, or why nothing is; never raises."""
+        try:
+            return self._table.record
+        except StelaeError as error:
+            return error
 
     def _repr_html_(self) -> str:
-        from stelae.database.html_views import table_html
+        from stelae.database.html_views import table_html, unknown_table_html
 
-        return table_html(self._table.record)
+        shown = self._shown()
+        if isinstance(shown, StelaeError):
+            return unknown_table_html(shown)
+        try:
+            opened = self._handle.now().opened
+            status = opened.loop.run(opened.database.status(timeout=SHOWN_TIMEOUT_S))
+        except StelaeError as error:
+            return table_html(shown, None, str(error))
+        return table_html(shown, status)
 
 
 class Database(Operations, DatabaseIndexes, Backups):
@@ -526,7 +549,7 @@ class Database(Operations, DatabaseIndexes, Backups):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<stelae database {self.cluster!r}>"
+        return f"<stelae database {self.cluster!r}{', closed' * self._connection.is_closed}>"
 
     def _repr_html_(self) -> str:
         from stelae.database.html_views import database_html, unreachable_html

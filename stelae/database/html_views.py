@@ -47,8 +47,11 @@ def unreachable_html(cluster: str, error: Exception) -> str:
     return f"<b>Stelae cluster {escape(cluster)}</b>: {escape(str(error))}"
 
 
-def table_html(record: TableRecord) -> str:
-    """A table: its columns, and how it is kept. What is known here is shown; nobody is asked."""
+def table_html(record: TableRecord, status: Mapping[str, Any] | None = None, why: str = "") -> str:
+    """A table: its columns, how it is kept, and how much is in it.
+
+    ``status``: the cluster's status document; None: the cluster did not answer, ``why``.
+    """
     schema = record.schema
     indexed = {schema.column_of(index) for index in schema.indexes}
     rows = []
@@ -60,7 +63,25 @@ def table_html(record: TableRecord) -> str:
         rows.append([field.name, str(field.type), ", ".join(what)])
     return (
         f"<b>Stelae table {escape(record.name)}</b>: {escape(str(record.durability))}, schema "
-        f"version {schema.version}" + _table(["column", "type", ""], rows)
+        f"version {schema.version}"
+        + _table(["column", "type", ""], rows)
+        + f"<p>{escape(why if status is None else _content(record, status))}</p>"
+    )
+
+
+def unknown_table_html(error: Exception) -> str:
+    """A table of which this process knows nothing."""
+    return f"<b>Stelae table</b>: {escape(str(error))}"
+
+
+def _content(record: TableRecord, status: Mapping[str, Any]) -> str:
+    found = next((table for table in status["tables"] if table["name"] == record.name), None)
+    if found is None:
+        return "the cluster has no table of this name any more"
+    memory = "?" if found["memory_bytes"] is None else format_size(found["memory_bytes"])
+    return (
+        f"{_count(found['rows'])} rows, {memory} in memory; {found['tablets_running']} of "
+        f"{found['tablets']} tablets serve"
     )
 
 

@@ -60,7 +60,7 @@ def publish(home: Path, cluster: str) -> None:
     Who is away takes it when it is back (masters see to that). Raises RetryLater: fewer than half
     of the masters took it, so that it might be forgotten.
     """
-    cluster_state.load_state(home).save()  # of a version that is newer
+    cluster_state.change(home, lambda state: state)  # of a version that is newer
     files = read_files(home)
     assert files is not None, "the state was just written, and read its secret"
     actors = _keepers(cluster)

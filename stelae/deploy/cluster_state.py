@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class ClusterState:
     """Of the Ray that it runs in, while it runs."""
     http: str = ""
     """URL of its HTTP front, while it runs."""
+    http_starts: bool = False
+    """Whether the process that launched it still starts its HTTP front."""
     cas_store: str = ""
     """Origin of its configuration store, for ever; empty: its masters."""
     started_serve: bool = False
@@ -71,6 +74,19 @@ class ClusterState:
         document = asdict(replace(self, version=max(self.version, known) + 1))
         del document["home"]
         write_file(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def change(folder: Path, changed: Callable[[ClusterState], ClusterState]) -> None:
+    """Change what a folder says of its cluster, as one step; a folder that is gone is left alone.
+
+    Raises:
+        InvalidArgument: ``cluster.json`` is damaged.
+        RetryLater: as `kept_files.locked`.
+    """
+    if not (folder / STATE_FILE).exists():
+        return
+    with locked(folder):
+        changed(load_state(folder))._write()
 
 
 def load_state(data_dir: str | Path) -> ClusterState:
@@ -118,4 +134,5 @@ def newest(state: ClusterState) -> ClusterState:
 
 def at_rest(state: ClusterState) -> ClusterState:
     """The state of a cluster that does not run."""
-    return replace(state, ray_address="", http="", started_serve=False, keeper_pid=0)
+    stopped = replace(state, http="", started_serve=False, http_starts=False)
+    return replace(stopped, ray_address="", keeper_pid=0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import secrets
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,8 @@ import ray
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.actors.ray_host.kept_files import read_secret, write_file
-from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.actors.ray_host.spark_host import spark_actor
+from stelae.actors.ray_host.spark_plan import SPARK_NAME, SparkPlan
 from stelae.core.addresses import split_address
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.store_url import POSTGRESQL
@@ -50,6 +52,7 @@ from stelae.deploy.locks import (
     ORPHANS_END_S,
     LaunchLock,
     is_locked,
+    lock_holder,
     server_holder,
     wait_ended,
 )
@@ -64,6 +67,7 @@ APPLIER = "apply"
 """Name of the actor that applies specs, and that replaces servers of machines that stay away."""
 START_TIMEOUT_S = 90.0
 FIND_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 1.0
 POLL_S = 0.02
 
 
@@ -273,10 +277,10 @@ def admin_token(state: ClusterState) -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-def running(state: ClusterState, front: HttpFront) -> ClusterState:
-    """The state of a cluster that runs, for others to find it by."""
+def running(state: ClusterState, *, http_starts: bool) -> ClusterState:
+    """The state of a cluster that runs, for others to find it by. Its HTTP front follows."""
     address = ray.get_runtime_context().gcs_address
-    return replace(state, ray_address=address, http=front.url, started_serve=front.started_serve)
+    return replace(state, ray_address=address, http_starts=http_starts)
 
 
 @dataclass(frozen=True)
@@ -345,6 +349,34 @@ def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:
 
 def _is_master(name: str) -> bool:
     return name.startswith(ServerKind.MASTER.value)
+
+
+def check_runs(state: ClusterState) -> None:
+    """Raise Unavailable if a cluster definitely does not run: nobody here holds its data_dir, and
+    its masters and its Ray refuse connections. Whatever may only be starting is waited for by the
+    calls themselves."""
+    places = [*state.masters.values(), *([state.ray_address] if state.ray_address else [])]
+    with contextlib.suppress(OSError):  # another user's lock: then the places decide
+        if lock_holder(state.folder):
+            return
+    if all(_is_refused(place) for place in places):
+        raise Unavailable(
+            f"cluster {state.cluster!r} of {state.folder}",
+            "it does not run: the process that launched it has ended, or it was taken down. Launch "
+            "it again with stelae.launch and the same data_dir, or with `stelae up`: its rows are "
+            "kept there. With detach=True it outlives the process that launches it",
+        )
+
+
+def _is_refused(place: str) -> bool:
+    """Whether nobody listens there. No answer, or no way to it, says nothing."""
+    try:
+        socket.create_connection(split_address(place), PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def find_cluster(name: str) -> tuple[ServerPlan, list[Address]]:

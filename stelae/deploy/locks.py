@@ -36,8 +36,8 @@ class LaunchLock:
             self.release()
             raise AlreadyRunning(
                 f"data_dir {folder} is in use by process {holder or 'unknown'}, which runs the "
-                "cluster; change it (`stelae apply`), take it down (`stelae down`, or close() in "
-                "that process), or give this one another data_dir"
+                "cluster; connect to it (stelae.connect), change it (`stelae apply`), take it down "
+                "(`stelae down`, or close() in that process), or give this one another data_dir"
             )
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from stelae.core.addresses import address_of, split_address
-from stelae.core.config.spec import NODE_ADDRESS, ClusterSpec, PlacementSpec
+from stelae.core.addresses import NODE_ADDRESS, address_of, split_address
+from stelae.core.config.spec import ClusterSpec, PlacementSpec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.places import Place
 from stelae.deploy.cluster_state import STATE_FILE, ClusterState, load_state

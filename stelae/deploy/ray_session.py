@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 HALF_STARTED_GRACE_S = 3.0
 COMMAND_LINE_GRACE_S = 1.0
+IDLE_PROCESSES = ("start_api_server", "start_monitor", "start_log_monitor")
+"""Methods of Ray's node. They start the dashboard's server, which without a dashboard only reports
+usage statistics; the autoscaler, which has no nodes to add; and the reader of workers' output for
+drivers, which Stelae turns off (``log_to_driver``): that output stays in Ray's folder."""
 STARTS = 3  # Ray gives up on a start after 30 s, which a machine that is busy for a while needs
 
 
@@ -96,7 +100,8 @@ def _start_local(options: dict[str, Any]) -> None:
     for start in range(1, STARTS + 1):
         before = psutil.Process().children(recursive=True)
         try:
-            return _init_ray("local", **options)
+            with without_idle_processes():
+                return _init_ray("local", **options)
         except BaseException as error:
             _end_half_started(before)
             # Of what Ray raises when its own processes fail, some is an Exception of no class.
@@ -105,6 +110,28 @@ def _start_local(options: dict[str, Any]) -> None:
             if start == STARTS:
                 raise Unavailable("Ray", f"it did not start in {STARTS} tries: {error}") from error
             logger.warning("Ray did not start (try %d of %d): %s", start, STARTS, error)
+
+
+@contextlib.contextmanager
+def without_idle_processes() -> Iterator[None]:
+    """Have a Ray that is started inside do without processes that a cluster of one node never uses.
+
+    Ray has no option for them, and waits for the first one before `ray.init` returns. Its agent,
+    which has the metrics, is none of them. A version that starts them by other names has them.
+    """
+    node = ray._private.node.Node
+    saved = {name: getattr(node, name) for name in IDLE_PROCESSES if hasattr(node, name)}
+    for name in saved:
+        setattr(node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, start in saved.items():
+            setattr(node, name, start)
+
+
+def _start_nothing(node: object, **options: object) -> None:
+    """In place of a method of Ray's node that starts a process."""
 
 
 def is_last() -> bool:

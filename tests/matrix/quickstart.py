@@ -52,8 +52,8 @@ def main(folder: Path) -> None:
     flights = db.table("segmented")
     flights.create_index("dest")
     assert flights.find("dest", "LAX").column("id").to_pylist() == [42]
-    token = (folder / "data" / "admin-token").read_text().strip()
     url = f"{db.http_url}/v1/tables/segmented/rows/42"
+    token = (folder / "data" / "admin-token").read_text().strip()
     answer = httpx.get(url, headers={"Authorization": f"Bearer {token}"})
     assert answer.json()["dest"] == "LAX", answer.text
     killed = next(s for s in db.status()["servers"] if s["kind"] == "tserver")

@@ -6,6 +6,7 @@ from tests.mutants import (
     away_mutants,
     backup_mutants,
     coordinator_mutants,
+    launch_mutants,
     rack_mutants,
     raft_mutants,
     safekeeper_mutants,
@@ -25,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *tls_mutants.MUTANTS,
     *away_mutants.MUTANTS,
     *rack_mutants.MUTANTS,
+    *launch_mutants.MUTANTS,
 )

@@ -16,7 +16,7 @@ import ray
 
 from stelae import data
 from stelae.actors.ray_host.node_selector import node_options
-from stelae.core.config.spec import NODE_ADDRESS
+from stelae.core.addresses import NODE_ADDRESS
 from tests.nodes.networks import HEAD
 from tests.nodes.over_nodes import DURABILITIES, LIMIT_S, OverNodes
 

@@ -361,3 +361,38 @@ def test_limits_of_the_front_are_those_of_the_application_unless_they_are_set() 
     assert "serve.limits.timeout_max" in refusal(
         "serve: {limits: {timeout: 1m, timeout_max: 5s}}\n"
     )
+
+
+def test_the_small_profile_fills_in_what_is_left_out() -> None:
+    """One process of each kind that `segments("disk", "disk")` needs; HTTP stays."""
+    spec = load_spec({"profile": "small"})
+    counts = (spec.masters.count, spec.tservers.count, spec.backups.count, spec.safekeepers.count)
+    assert counts == (1, 1, 2, 0)
+    assert spec.tservers.memory_bytes == 256 << 20
+    assert spec.spark is None
+    assert spec.serve == ClusterSpec().serve
+    assert spec.recovery == ClusterSpec().recovery
+    assert ClusterSpec().masters.count == 3
+
+
+def test_what_is_given_goes_over_the_profile() -> None:
+    """Also single fields of a section, as in a file, and by overrides."""
+    body = "profile: small\ntservers: {count: 2}\nspark: {executors: 1}\nserve: null\n"
+    spec = parse_spec(HEADER + body)
+    assert (spec.tservers.count, spec.tservers.memory_bytes) == (2, 256 << 20)
+    assert spec.spark is not None
+    assert (spec.spark.executors, spec.serve) == (1, None)
+    assert load_spec({"profile": "small"}, backups={"count": 3}).backups.count == 3
+    assert load_spec({"backups": {"count": 3}}, profile="small").backups.count == 3
+
+
+def test_a_profile_that_does_not_exist_is_refused_with_its_line() -> None:
+    """As every other value."""
+    assert "line 3, profile: must be 'default' or 'small', got 'tiny'" in refusal("profile: tiny\n")
+    assert "profile" in refusal("profile: [small]\n")
+
+
+def test_a_small_cluster_survives_its_own_document() -> None:
+    """What servers keep of it is read back as it was."""
+    spec = load_spec({"profile": "small", "tservers": {"count": 2}})
+    assert load_spec(spec.document()) == spec

@@ -129,3 +129,40 @@ def test_a_ray_ends_with_the_last_cluster_that_was_launched_into_it(
     nodes.clear()  # its user ends that Ray himself, and joins another
     start({})
     assert not ray_session.start_ray(spec)
+
+
+def test_a_ray_of_our_own_starts_no_process_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its node starts neither the dashboard's server, nor the autoscaler, nor the reader of output;
+    whoever starts a Ray afterwards has them."""
+    called: list[str] = []
+
+    class Node:
+        def start_api_server(self, *, include_dashboard: bool, raise_on_failure: bool) -> None:
+            called.append("api server")
+
+        def start_monitor(self) -> None:
+            called.append("monitor")
+
+        def start_raylet(self) -> None:
+            called.append("raylet")
+
+    def start(address: str, **options: Any) -> None:
+        node = Node()
+        node.start_api_server(include_dashboard=False, raise_on_failure=False)
+        node.start_monitor()
+        node.start_raylet()
+
+    monkeypatch.setattr(ray._private.node, "Node", Node)  # it has no log monitor
+    monkeypatch.setattr(ray_session, "_init_ray", start)
+    ray_session._start_local({})
+    assert called == ["raylet"]
+    start("local")
+    assert called == ["raylet", "api server", "monitor", "raylet"]
+
+
+def test_the_processes_that_are_left_out_have_these_names_in_ray() -> None:
+    """Else a version of Ray starts them again, and every launch takes longer."""
+    for name in ray_session.IDLE_PROCESSES:
+        assert callable(getattr(ray._private.node.Node, name))
