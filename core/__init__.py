@@ -9,8 +9,9 @@ takes time, chance, network, disk and ids from its `Runtime` only.
 - `config`: ``cluster.yaml`` and the settings of servers.
 
 `runtime` is what a server may ask of the world; `rpc` types a method; `errors` and `ids` are used
-everywhere. `places` says what servers fail together. `tasks`, `together` and `deadlines` serve event loops; `backoff` spaces repeated calls;
-`buffers` and `memory` large data; `current`, `tracing` and `metric_catalogue` observation.
+everywhere. `places` says what servers fail together. `tasks`, `together` and `deadlines` serve
+event loops; `backoff` spaces repeated calls; `buffers` and `memory` large data; `current`,
+`tracing` and `metric_catalogue` observation.
 
 Read first: `runtime`. Also searched for as: common, RPC, dependency injection, error codes.
 """

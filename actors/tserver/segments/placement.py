@@ -86,7 +86,9 @@ def choose_backup(
     open_ones = [candidate for candidate in open_ones if not candidate.is_shunned] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_retiring] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_low] or open_ones
-    among: Sequence[Candidate] = _in_groups(open_ones, used, groups, replicas, home.node) or open_ones
+    among: Sequence[Candidate] = (
+        _in_groups(open_ones, used, groups, replicas, home.node) or open_ones
+    )
     among = _least_crowded(_least_crowded(among, used_places), [home])
     drawn = rng.sample(among, min(DRAWN, len(among)))
     usual = usual_rate(open_ones)
