@@ -25,6 +25,7 @@ from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     DataLost,
     DeadlineExpired,
+    InvalidArgument,
     NoSpace,
     NotLeader,
     OutcomeUnknown,
@@ -84,6 +85,8 @@ class GroupCall(Generic[T]):
         """Whether an attempt at a leader has failed, other than by a hint that was followed."""
         self._followed: dict[Address, None] = {}
         """Hints, since a leader was last looked for."""
+        self._by_address: dict[Address, None] = {}
+        """Addresses whose server was not known by its UUID, and has refused the call."""
 
     def _look(self) -> GroupRoute:
         """Its replicas as they are known now. Raises `NoGroup`."""
@@ -157,6 +160,10 @@ class GroupCall(Generic[T]):
             raise error
         elif isinstance(error, OutcomeUnknown):
             self._unknown = error
+        elif isinstance(error, InvalidArgument) and self._is_first_of_address(at):
+            # Only an address was known, so the call was for nobody by name. A server of another kind
+            # may have the address by now, and it refuses what it does not know.
+            self._last = error
         elif isinstance(error, SchemaChanged) or not isinstance(error, RetryElsewhere | RetryLater):
             raise error
         else:
@@ -164,6 +171,13 @@ class GroupCall(Generic[T]):
         if at is not None and not isinstance(error, Overloaded):
             route.doubt(at)
         return False
+
+    def _is_first_of_address(self, at: Target | None) -> bool:
+        """Whether an attempt was made by an address alone, and this one not before."""
+        if at is None or at.server is not None or at.address in self._by_address:
+            return False
+        self._by_address[at.address] = None
+        return True
 
     async def _find_leader(self, route: GroupRoute, left_s: float) -> None:
         self._followed.clear()
