@@ -161,8 +161,8 @@ class GroupCall(Generic[T]):
         elif isinstance(error, OutcomeUnknown):
             self._unknown = error
         elif isinstance(error, InvalidArgument) and self._is_first_of_address(at):
-            # Only an address was known, so the call was for nobody by name. A server of another kind
-            # may have the address by now, and it refuses what it does not know.
+            # Only an address was known, so the call named no server. A server of another kind may
+            # have the address by now, and it refuses what it does not know.
             self._last = error
         elif isinstance(error, SchemaChanged) or not isinstance(error, RetryElsewhere | RetryLater):
             raise error

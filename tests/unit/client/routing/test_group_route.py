@@ -12,7 +12,7 @@ import pytest
 from stelae.client.routing import group_route
 from stelae.client.routing.group_calls import GroupCall
 from stelae.client.routing.group_route import GroupRoute
-from stelae.core.errors import DeadlineExpired
+from stelae.core.errors import DeadlineExpired, InvalidArgument, NotLeader
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
 from stelae.core.records.records import TabletRecord, TabletState
@@ -112,3 +112,48 @@ def test_reads_of_old_rows_go_to_a_replica_on_the_callers_machine() -> None:
     route.shun(route.target(Address("b:1")), 0.0)
     assert order(0.1)[0] == "d:1"
     assert order(0.1)[-1] == "b:1"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_refusal_by_an_address_alone_is_asked_for_again(is_known: bool) -> None:
+    """A hint names an address only, which a server of another kind may have by now: it refuses what
+    it does not know. A second refusal, or one by the server that was named, is believed."""
+    old = (ReplicaLocation(ServerUuid("a"), Address("a:1"), voter=True),)
+    new = (*old, ReplicaLocation(ServerUuid("b"), Address("b:1"), voter=True))
+    record = TabletRecord(TabletId("t"), TableId("u"), 0, TabletState.RUNNING, 0, ServerUuid(""), 0)
+    asked: list[tuple[str, str | None]] = []
+
+    class Route(GroupRoute):
+        async def find_leader(self, *_: Any) -> None:
+            if is_known:
+                self.take(TabletLocation(record, Address(""), replicas=new))
+            self.lead(Address("b:1"))
+
+    route = Route(TabletLocation(record, Address(""), replicas=old))
+    route.lead(Address("a:1"))
+
+    async def attempt(where: TabletLocation, server: ServerUuid | None, limit_s: float) -> str:
+        asked.append((where.address, server))
+        if server == "a":
+            raise NotLeader("a", 1, "b:1")
+        if server == "b":
+            return "done"
+        raise InvalidArgument("no method 'tserver.write' here")
+
+    class Clock:
+        def monotonic(self) -> float:
+            return 0.0
+
+        async def sleep(self, seconds: float) -> None:
+            return None
+
+    runtime: Any = SimpleNamespace(clock=Clock(), rng=random.Random(1))
+    cache: Any = SimpleNamespace(group=lambda number: route, refresh=None, named=str)
+    call = GroupCall(runtime, cache, 0, "write", attempt, 5.0)
+    if is_known:
+        assert asyncio.run(call.at_leader(None)) == "done"
+        assert asked == [("a:1", "a"), ("b:1", None), ("b:1", "b")]
+    else:
+        with pytest.raises(InvalidArgument, match="no method"):
+            asyncio.run(call.at_leader(None))
+        assert asked == [("a:1", "a"), ("b:1", None), ("b:1", None)]
