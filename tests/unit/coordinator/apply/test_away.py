@@ -232,6 +232,7 @@ def test_a_configuration_store_moves_only_if_its_rows_are_elsewhere() -> None:
         ({"sk_set": [1, 2, 3], "new_sk_set": None}, True),
         ({"sk_set": [1, 3, 4], "new_sk_set": None}, False),
         ({"sk_set": [3], "new_sk_set": None}, False),
+        ({"sk_set": [1, 3], "new_sk_set": None}, False),
         ({"sk_set": [1, 2, 3], "new_sk_set": [2, 3, 4]}, False),
         ({"sk_set": [3, 4, 5], "new_sk_set": [1, 2, 3]}, False),
         ({"sk_set": [1, 2], "new_sk_set": None}, True),
