@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.actors.ray_host.node_selector import node_options
-from stelae.core.config.spec import NODE_ADDRESS
+from stelae.core.addresses import NODE_ADDRESS
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.deploy import machines
