@@ -138,9 +138,10 @@ def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
         )
         db.create_table("t", SCHEMA, key="id", durability=segments("disk"))
         folder = ray_folder / "traced"
+        url = db.http.wait(LOOK_S)
         token = (folder / cluster_state.ADMIN_TOKEN_FILE).read_text().strip()
         answer = httpx.put(
-            f"{cluster_state.load_state(folder).http}/v1/tables/t/rows/7",
+            f"{url}/v1/tables/t/rows/7",
             json={"name": "traced"},
             headers={
                 "Authorization": f"Bearer {token}",
