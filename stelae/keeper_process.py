@@ -10,7 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,6 +27,7 @@ MODULE = "stelae.keeper"
 DOWN_TIMEOUT_S = 60.0
 LEFT_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 30.0
+POLL_S = 0.05
 
 Progress = Callable[[str], None]
 
@@ -66,10 +69,13 @@ def start_keeper(spec: ClusterSpec, progress: Progress) -> Up:
             assert process.stdin is not None
             with process.stdin as pipe:
                 pipe.write(json.dumps(spec.document()).encode())
-            return _follow(lines, process, folder, progress)
+            up = _follow(lines, process, folder, progress)
         except BaseException:
             _cancel(process)
             raise
+    # Without a parent that waits for it, a keeper that has ended stays a zombie.
+    threading.Thread(target=process.wait, daemon=True, name="stelae keeper").start()
+    return up
 
 
 def _follow(
@@ -119,13 +125,33 @@ def end_keeper(pid: int) -> None:
         keeper.terminate()
     except psutil.NoSuchProcess:
         return
-    _, alive = psutil.wait_procs([keeper], DOWN_TIMEOUT_S)
+    alive = _wait_ended([keeper], DOWN_TIMEOUT_S)
     for process in alive:
         process.kill()
-    _, left = psutil.wait_procs(below, LEFT_TIMEOUT_S)
+    left = _wait_ended(below, LEFT_TIMEOUT_S)
     for process in left:
         process.kill()
-    _, left = psutil.wait_procs([*alive, *left], LEFT_TIMEOUT_S)
+    left = _wait_ended([*alive, *left], LEFT_TIMEOUT_S)
     if left:
         names = ", ".join(f"{process.pid}" for process in left)
         raise AlreadyRunning(f"processes of the cluster do not end: {names}")
+
+
+def _wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait until these processes have ended; return those that have not in time.
+
+    A zombie has ended: its parent may be a kernel of a notebook that never waits for it.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while left := [process for process in processes if not _has_ended(process)]:
+        if time.monotonic() >= deadline_s:
+            break
+        time.sleep(POLL_S)
+    return left
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
