@@ -86,7 +86,10 @@ class LaunchedDatabase(Database):
             return
         try:
             self.http.settle()
-        finally:  # an interrupt ends the waiting, and takes the cluster down
+        except BaseException:  # an interrupt: the thread takes the front away by itself (R2)
+            self.http.cancel()
+            raise
+        finally:  # the cluster is taken down after an interrupt too
             super().close()
             try:
                 with self.http.alone():
