@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -206,6 +207,7 @@ def _launch(
     progress("starting Ray")
     owns_ray = ray_session.start_ray(spec)
     actors: dict[str, Any] = {}
+    front: HttpStart | None = None
     try:
         check_launch(spec, state, [plan.name for plan in launcher.plans(spec, state)])
         state = launcher.place(spec, state)
@@ -213,13 +215,10 @@ def _launch(
         launcher.start_servers(spec, state, actors)
         # Not before: Serve would take the CPU time in which the servers start.
         front = HttpStart(LaunchFront(spec, state))
-        try:
-            return _with_servers(spec, state, lock, front, actors, owns_ray, progress)
-        except BaseException:
-            front.cancel()
-            raise
+        return _with_servers(spec, state, lock, front, actors, owns_ray, progress)
     except BaseException:
-        launcher.take_down(state, actors, owns_ray=owns_ray, grace_s=1.0)
+        with contextlib.nullcontext() if front is None else front.given_up():
+            launcher.take_down(state, actors, owns_ray=owns_ray, grace_s=1.0)
         raise
 
 

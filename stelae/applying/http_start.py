@@ -174,6 +174,19 @@ class HttpStart:
             if is_held:
                 _alone.release()
 
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """Give the front up, and keep fronts from starting while its cluster is taken down (R1).
+
+        An interrupt of the wait for the thread (R2) is raised once that is done.
+        """
+        self.cancel()
+        try:
+            self.settle()
+        finally:
+            with self.alone():
+                yield
+
     @property
     def url(self) -> str:
         """URL of the front; empty while it starts, if it did not start, and if there is none."""

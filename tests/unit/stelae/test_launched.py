@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from stelae import cluster as module
 from stelae.applying import http_start
 from stelae.applying.http_start import HttpStart
 from stelae.cluster import LaunchedDatabase
-from stelae.core.errors import RetryLater
+from stelae.core.config.spec_file import load_spec
+from stelae.core.errors import NotEnoughServers, RetryLater
 from stelae.deploy.changed import Connected
+from stelae.deploy.cluster_state import ClusterState
 from stelae.deploy.launcher import HttpFront
+from tests.until import until
 
 URL = "http://127.0.0.1:1"
 LONG_S = 60.0
@@ -86,3 +91,60 @@ def test_a_close_that_is_interrupted_gives_the_front_up_and_takes_the_cluster_do
     with pytest.raises(RetryLater, match="taken down before its HTTP front"):
         http.wait(LONG_S)
     assert done[3:] == ["started", "given up, down"]
+
+
+def _launch_that_fails(
+    front: SlowFront, done: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launch a cluster whose servers do not become live. Raises NotEnoughServers."""
+
+    def none_live(spec: Any, state: Any, lock: Any, http: HttpStart, *rest: Any) -> Any:
+        assert front.is_starting.wait(LONG_S)
+        raise NotEnoughServers("launch", 3, "servers", 0)
+
+    def take_down(*args: Any, **more: Any) -> None:
+        done.append("down, alone" if http_start._alone.locked() else "down, not alone")
+
+    monkeypatch.setattr(module.ray_session, "start_ray", lambda spec: True)
+    monkeypatch.setattr(module, "check_launch", lambda spec, state, names: None)
+    monkeypatch.setattr(module.launcher, "place", lambda spec, state: state)
+    monkeypatch.setattr(module.launcher, "start_servers", lambda spec, state, actors: None)
+    monkeypatch.setattr(module.launcher, "take_down", take_down)
+    monkeypatch.setattr(module, "LaunchFront", lambda spec, state: front)
+    monkeypatch.setattr(module, "_with_servers", none_live)
+    state = ClusterState("demo", str(folder), {"master-1": "127.0.0.1:1"})
+    monkeypatch.setattr(module.launcher, "plans", lambda spec, state: [])
+    lock: Any = SimpleNamespace()
+    spec = load_spec({"cluster": "demo", "data_dir": str(folder)})
+    module._launch(spec, state, lock, lambda text: None)
+
+
+def test_a_launch_that_fails_waits_for_its_front_before_ray_ends(
+    front: SlowFront, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of the front calls Ray, and is taken away by its own thread first (R2). No other
+    front starts meanwhile (R1)."""
+    settle = HttpStart.settle
+
+    def lets_start(http: HttpStart, timeout_s: float = LONG_S) -> None:
+        front.may_start.set()
+        settle(http, timeout_s)
+
+    monkeypatch.setattr(HttpStart, "settle", lets_start)
+    monkeypatch.setattr(http_start, "GIVEN_UP_S", LONG_S)
+    with pytest.raises(NotEnoughServers):
+        _launch_that_fails(front, done, tmp_path, monkeypatch)
+    assert done == ["started", "given up, down", "down, alone"]
+
+
+def test_a_launch_that_fails_does_not_wait_long_for_a_front_that_hangs(
+    front: SlowFront, done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster is taken down, and the front is never finished."""
+    monkeypatch.setattr(http_start, "GIVEN_UP_S", 0.01)
+    with pytest.raises(NotEnoughServers):
+        _launch_that_fails(front, done, tmp_path, monkeypatch)
+    assert [each.partition(",")[0] for each in done] == ["down"]
+    front.may_start.set()
+    until(lambda: len(done) == 3, LONG_S, "the front is taken away")
+    assert done[1:] == ["started", "given up, down"]
