@@ -164,7 +164,8 @@ def launch(
     background holds its Ray until `stelae down`. It returns a connection, once HTTP answers too.
 
     Raises:
-        InvalidArgument: the spec is wrong; the text names line and field.
+        InvalidArgument: the spec is wrong; the text names line and field. Or with ``detach``: the
+            Ray to join was started by this process, and ends with it.
         AlreadyRunning: the cluster runs, or its data_dir or its HTTP port is in use.
         NotEnoughServers: some server did not come up in time.
     """
@@ -175,6 +176,13 @@ def launch(
         with words_bar(f"launch of {checked.cluster}", progress) as tell:
             start_keeper(checked, tell)
     else:
+        if ray_session.is_own():  # before anything starts: `leave` would refuse it afterwards
+            raise InvalidArgument(
+                f"launch(detach=True) with ray: {{address: {checked.ray.address}}}: the Ray that "
+                "this process is connected to was started by it, and ends with it. Write ray: "
+                "{address: local}, which gives the cluster a Ray of its own, or launch without "
+                "detach"
+            )
         database = _launch_here(checked, progress)
         try:
             database.http.wait()

@@ -45,9 +45,13 @@ class _OwnRay:
 
     def joined(self) -> bool:
         """Count one more cluster; false if the Ray that is connected is somebody else's."""
-        is_own = bool(self.clusters) and self._node is ray._private.worker._global_node
+        is_own = self.is_connected()
         self.clusters += is_own
         return is_own
+
+    def is_connected(self) -> bool:
+        """Whether it is the Ray that is connected."""
+        return bool(self.clusters) and self._node is ray._private.worker._global_node
 
 
 _own_ray = _OwnRay()
@@ -132,6 +136,11 @@ def without_idle_processes() -> Iterator[None]:
 
 def _start_nothing(node: object, **options: object) -> None:
     """In place of a method of Ray's node that starts a process."""
+
+
+def is_own() -> bool:
+    """Whether the Ray that is connected was started by this process, and ends with it."""
+    return ray.is_initialized() and _own_ray.is_connected()
 
 
 def is_last() -> bool:

@@ -16,7 +16,7 @@ import ray
 
 import stelae
 from stelae import cluster as module
-from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.errors import AlreadyRunning, InvalidArgument, Unavailable
 from stelae.deploy import cluster_state, ray_session
 from stelae.deploy.cluster_state import ClusterState
 from stelae.deploy.locks import LaunchLock
@@ -112,6 +112,23 @@ def test_detach_has_a_keeper_hold_the_cluster(
     assert (database.home, database.cluster) == (str(tmp_path), "demo")
     assert not isinstance(database, module.LaunchedDatabase)
     database.close()
+
+
+def test_detach_refuses_a_ray_that_ends_with_this_process_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier launch of this process started it. Afterwards the caller would have no object with
+    which to take the cluster down."""
+    launched: list[Any] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_session, "_own_ray", ray_session._OwnRay())
+    ray_session._own_ray.started()
+    monkeypatch.setattr(module, "_launch_here", lambda spec, progress: launched.append(spec))
+    spec = {"cluster": "demo", "data_dir": str(tmp_path), "ray": {"address": "auto"}}
+    with pytest.raises(InvalidArgument, match=r"detach=True.*address: auto.*ends with it.*local"):
+        stelae.launch(spec, detach=True)
+    assert not launched
+    assert ray_session._own_ray.clusters == 1
 
 
 def test_detach_again_says_how_to_connect(tmp_path: Path) -> None:
