@@ -26,6 +26,7 @@ from stelae.applying.spec_operations import RaySpecs
 from stelae.coordinator.apply.plan import FRONT, SPARK, Traits
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.units import format_size
+from stelae.core.errors import RetryLater
 from stelae.core.ids import Address
 from stelae.deploy import cluster_state, launcher, machines
 from stelae.deploy.cluster_state import ClusterState
@@ -177,20 +178,32 @@ def start_http(
 def wait_front(
     home: Path,
     refreshed: Callable[[], ClusterState],
+    deadline: float,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait while the process that launched a cluster starts its front, so that there is one only.
 
     After `FRONT_TIMEOUT_S` take it that this process has ended, and note so: the apply then starts
-    the front. ``refreshed`` returns the newest state.
+    the front. ``refreshed`` returns the newest state; ``deadline`` is the caller's, by ``now``.
+
+    Raises:
+        RetryLater: the caller's deadline comes first; what the state says is left as it is.
     """
-    deadline = now() + FRONT_TIMEOUT_S
+    launch_ended = now() + FRONT_TIMEOUT_S
     while refreshed().http_starts:
-        if now() >= deadline:
-            cluster_state.change(home, lambda state: replace(state, http_starts=False))
-            return
-        sleep(FRONT_POLL_S)
+        left_s = min(launch_ended, deadline) - now()
+        if left_s > 0:
+            sleep(min(FRONT_POLL_S, left_s))
+            continue
+        if deadline < launch_ended:
+            raise RetryLater(
+                "the process that launched the cluster still starts its HTTP front, and the "
+                "timeout of this apply is over. Apply again; with a timeout over "
+                f"{FRONT_TIMEOUT_S:g} s it starts the front itself if that process has ended"
+            )
+        cluster_state.change(home, lambda state: replace(state, http_starts=False))
+        return
 
 
 def change_front(spec: ClusterSpec, home: Path) -> None:

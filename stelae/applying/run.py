@@ -104,7 +104,8 @@ def apply(
 
 
 def _applied(work: _Apply, *, dry_run: bool) -> Applied:
-    wait_front(work.home, work.refreshed)
+    if not dry_run:  # which only tells what is to be done, and writes nothing
+        wait_front(work.home, work.refreshed, work._deadline)
     first = work.judge()
     if dry_run:
         return first

@@ -6,14 +6,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from stelae.applying import front as apply_front
 from stelae.applying import http_start
+from stelae.applying import run as apply_run
 from stelae.applying.front import wait_front
 from stelae.applying.http_start import HttpStart, LaunchFront
+from stelae.applying.run import Applied
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.deploy import cluster_state
@@ -261,7 +264,7 @@ def test_an_apply_waits_for_the_front_of_the_launch(kept: ClusterState) -> None:
         if len(slept) == 3:
             cluster_state.change(kept.folder, lambda state: replace(state, http_starts=False))
 
-    wait_front(kept.folder, lambda: load_state(kept.folder), lambda: 0.0, sleep)
+    wait_front(kept.folder, lambda: load_state(kept.folder), LONG_S, lambda: 0.0, sleep)
     assert len(slept) == 3
 
 
@@ -275,9 +278,45 @@ def test_an_apply_does_not_wait_for_ever_for_a_launch_that_ended(kept: ClusterSt
     def read() -> ClusterState:
         return load_state(kept.folder)
 
-    wait_front(kept.folder, read, lambda: clock[0], sleep)
+    wait_front(kept.folder, read, 10 * LONG_S, lambda: clock[0], sleep)
     assert clock[0] == pytest.approx(apply_front.FRONT_TIMEOUT_S, abs=1.0)
     assert not read().http_starts
     before = clock[0]
-    wait_front(kept.folder, read, lambda: clock[0], sleep)
+    wait_front(kept.folder, read, 10 * LONG_S, lambda: clock[0], sleep)
     assert clock[0] == before
+
+
+def test_an_apply_waits_no_longer_than_its_caller_allows(kept: ClusterState) -> None:
+    """The mark stays: the launch may still start its front, and a second one must not (R3)."""
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    with pytest.raises(RetryLater, match=r"timeout of this apply is over.*over 60 s"):
+        wait_front(kept.folder, lambda: load_state(kept.folder), 1.5, lambda: clock[0], sleep)
+    assert clock[0] == pytest.approx(1.5)
+    assert load_state(kept.folder).http_starts
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_only_an_apply_that_changes_something_waits_for_the_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, dry_run: bool
+) -> None:
+    """A dry run neither waits nor writes. The deadline of the others is the caller's."""
+    waited: list[Any] = []
+    judged = Applied((), ())
+
+    def wait(home: Path, refreshed: Any, deadline: float) -> None:
+        waited.append((home, deadline))
+        raise RetryLater("the front starts")
+
+    monkeypatch.setattr(apply_run, "wait_front", wait)
+    work: Any = SimpleNamespace(home=tmp_path, refreshed=None, _deadline=7.0, judge=lambda: judged)
+    if dry_run:
+        assert apply_run._applied(work, dry_run=True) is judged
+        assert not waited
+    else:
+        with pytest.raises(RetryLater, match="the front starts"):
+            apply_run._applied(work, dry_run=False)
+        assert waited == [(tmp_path, 7.0)]
