@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import tomllib
 import warnings
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import ray
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from stelae.actors.ray_host import ray_window
 
+ROOT = Path(__file__).parents[4]
 WINDOW = SpecifierSet(">=2.50,<2.61")
 
 
@@ -32,6 +37,17 @@ def test_a_version_outside_is_warned_about_with_the_way_out(version: str) -> Non
 def test_the_window_is_that_of_the_package_and_has_this_ray() -> None:
     """It is written down once, in pyproject.toml."""
     assert ray_window.tested_window().contains(ray.__version__)
+
+
+def test_the_docs_name_the_ends_of_the_window() -> None:
+    """From the oldest version to the last minor version below the upper bound."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = map(Requirement, project["dependencies"])
+    window = next(each.specifier for each in asked if each.name == "ray")
+    ends = {each.operator: Version(each.version) for each in window}
+    above = ends["<"]
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"| Ray | {ends['>=']} to {above.major}.{above.minor - 1};" in text
 
 
 def test_a_process_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
