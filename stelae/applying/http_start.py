@@ -80,10 +80,12 @@ class LaunchFront:
         return front
 
     def give_up(self, front: HttpFront, *, is_down: bool) -> None:
-        if front.url and ray.is_initialized():
-            launcher.stop_http(replace(self._state, started_serve=front.started_serve))
-        if not is_down:
-            self._write_down(HttpFront())
+        try:
+            if front.url and ray.is_initialized():
+                launcher.stop_http(replace(self._state, started_serve=front.started_serve))
+        finally:
+            if not is_down:  # also of a front that does not end, or an apply waits for it (R3)
+                self._write_down(HttpFront())
 
     def _write_down(self, front: HttpFront) -> None:
         cluster_state.change(
@@ -132,7 +134,9 @@ class HttpStart:
             with _alone:
                 self._check_wanted()
                 assert self._database is not None
-                return self._starting.finish(front, self._database)
+                front = self._starting.finish(front, self._database)
+                self._check_wanted()  # a close may have given up the wait meanwhile (R2)
+                return front
         except BaseException:
             self._can_finish.wait()
             with _alone:

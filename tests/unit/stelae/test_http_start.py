@@ -37,6 +37,7 @@ class FakeFront:
         self.is_starting = threading.Event()
         self.error = error
         self.done: list[str] = []
+        self.when_finished: Callable[[], object] = lambda: None
 
     def start(self) -> HttpFront:
         self.is_starting.set()
@@ -49,6 +50,7 @@ class FakeFront:
     def finish(self, front: HttpFront, database: Connected) -> HttpFront:
         assert database is DATABASE
         self.done.append("finished")
+        self.when_finished()
         return front
 
     def give_up(self, front: HttpFront, *, is_down: bool) -> None:
@@ -149,6 +151,20 @@ def test_a_close_waits_up_to_a_bound_and_then_gives_the_front_up(
     assert front.done == ["started", f"given up {URL} down"]
 
 
+def test_a_front_that_is_given_up_while_it_is_finished_is_taken_away(
+    begin: Callable[[FakeFront], HttpStart],
+) -> None:
+    """Whoever closes does not wait for it any more, and ends the cluster (R2)."""
+    front = FakeFront()
+    http = begin(front)
+    front.when_finished = http.cancel
+    front.may_start.set()
+    http.serve_tables(DATABASE)
+    with pytest.raises(RetryLater, match="taken down before its HTTP front"):
+        http.wait(LONG_S)
+    assert front.done == ["started", "finished", f"given up {URL} down"]
+
+
 def test_fronts_of_one_process_start_one_at_a_time(
     begin: Callable[[FakeFront], HttpStart],
 ) -> None:
@@ -239,6 +255,22 @@ def test_a_front_that_failed_is_no_start_under_way(kept: ClusterState) -> None:
     LaunchFront(load_spec({"data_dir": kept.data_dir}), kept).give_up(HttpFront(), is_down=False)
     found = load_state(kept.folder)
     assert (found.http, found.http_starts) == ("", False)
+
+
+def test_a_front_that_does_not_end_is_no_start_under_way_either(
+    kept: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is raised, and an apply need not wait."""
+
+    def stop(state: ClusterState) -> None:
+        raise RetryLater("Serve does not answer")
+
+    monkeypatch.setattr(http_start.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(http_start.launcher, "stop_http", stop)
+    front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
+    with pytest.raises(RetryLater, match="Serve does not answer"):
+        front.give_up(HttpFront(URL, True), is_down=False)
+    assert not load_state(kept.folder).http_starts
 
 
 def test_a_cluster_that_is_down_is_written_down_by_who_took_it_down(kept: ClusterState) -> None:
