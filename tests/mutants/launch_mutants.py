@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import mutants_of
 
 _START = ("tests/unit/stelae/test_http_start.py",)
+_LAUNCHED = ("tests/unit/stelae/test_launched.py",)
+_KEEPER = ("tests/unit/stelae/test_keeper_process.py",)
 _CONNECT = ("tests/unit/stelae/test_connect.py",)
 
 MUTANTS = [
@@ -24,10 +26,61 @@ MUTANTS = [
                 "            with _alone:\n                assert self._database",
             ),
             ("is_down=self._is_cancelled)", "is_down=False)"),
-            ("        if not is_down:\n", "        if True:\n"),
+            ("            if not is_down:  # also", "            if True:  # also"),
             ("if front.url and drop_revoked(database, state.data_dir):", "if False:"),
             ("started_serve=front.started_serve, http_starts=False\n", "http_starts=True\n"),
+            (
+                "                self._check_wanted()  # a close may have",
+                "                # a close may have",
+            ),
+            (
+                "        finally:\n            if not is_down:",
+                "        except RetryLater:\n            raise\n        else:\n            if not is_down:",
+            ),
         ],
+    ),
+    *mutants_of(
+        "stelae/applying/http_start.py",
+        _LAUNCHED,
+        [
+            ("        try:\n            self.settle()\n        finally:\n", "        if True:\n"),
+            (
+                "        finally:\n            with self.alone():\n                yield\n",
+                "        finally:\n            yield\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "stelae/cluster.py",
+        _LAUNCHED,
+        [
+            ("            self.http.cancel()\n            raise\n", "            raise\n"),
+            (
+                "        with contextlib.nullcontext() if front is None else front.given_up():\n",
+                "        with contextlib.nullcontext():\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "stelae/cluster.py",
+        _CONNECT,
+        [("        if ray_session.is_own():  # before", "        if False:  # before")],
+    ),
+    *mutants_of(
+        "stelae/keeper_process.py",
+        _KEEPER,
+        [
+            (" or process.status() == psutil.STATUS_ZOMBIE\n", "\n"),
+            (
+                '    threading.Thread(target=process.wait, daemon=True, name="stelae keeper").start()\n',
+                "",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "stelae/applying/run.py",
+        _START,
+        [("    if not dry_run:  # which only tells", "    if True:  # which only tells")],
     ),
     *mutants_of(
         "stelae/applying/front.py",
@@ -35,8 +88,13 @@ MUTANTS = [
         [
             ("    while refreshed().http_starts:\n", "    while False:\n"),
             (
-                "            cluster_state.change(home, lambda state: replace(state, http_starts",
-                ("            (lambda *_: None)(home, lambda state: replace(state, http_starts"),
+                "        left_s = min(launch_ended, deadline) - now()",
+                "        left_s = launch_ended - now()",
+            ),
+            ("        if deadline < launch_ended:\n", "        if False:\n"),
+            (
+                "        cluster_state.change(home, lambda state: replace(state, http_starts",
+                ("        (lambda *_: None)(home, lambda state: replace(state, http_starts"),
             ),
         ],
     ),

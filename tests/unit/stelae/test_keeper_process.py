@@ -23,11 +23,12 @@ print(child.pid, flush=True)
 sys.stdin.read()
 """
 KEEPER = """
-import json, os, sys
+import json, os, signal, sys
 json.load(sys.stdin)
 with open(int(sys.argv[1]), "w", encoding="utf-8") as channel:
     up = {"cluster": "demo", "data_dir": "d", "http": "", "pid": os.getpid()}
     channel.write(json.dumps({"up": up}) + "\\n")
+signal.pause()
 """
 
 
@@ -60,4 +61,5 @@ def test_who_starts_a_keeper_waits_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "brief_keeper.py").write_text(KEEPER, encoding="utf-8")
     monkeypatch.setattr(keeper_process, "MODULE", "brief_keeper")
     up = start_keeper(ClusterSpec(data_dir=str(tmp_path)), lambda text: None)
+    psutil.Process(up.pid).terminate()
     until(lambda: not psutil.pid_exists(up.pid), LONG_S, "the keeper is waited for")
