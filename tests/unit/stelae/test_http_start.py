@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import ray
 
 from stelae.applying import front as apply_front
 from stelae.applying import http_start
@@ -19,7 +20,7 @@ from stelae.applying.http_start import HttpStart, LaunchFront
 from stelae.applying.run import Applied
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, RetryLater
-from stelae.deploy import cluster_state
+from stelae.deploy import cluster_state, launcher
 from stelae.deploy.changed import Connected
 from stelae.deploy.cluster_state import ClusterState, load_state
 from stelae.deploy.launcher import HttpFront
@@ -265,8 +266,8 @@ def test_a_front_that_does_not_end_is_no_start_under_way_either(
     def stop(state: ClusterState) -> None:
         raise RetryLater("Serve does not answer")
 
-    monkeypatch.setattr(http_start.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(http_start.launcher, "stop_http", stop)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(launcher, "stop_http", stop)
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     with pytest.raises(RetryLater, match="Serve does not answer"):
         front.give_up(HttpFront(URL, True), is_down=False)

@@ -16,6 +16,7 @@ from stelae.applying.http_start import HttpStart
 from stelae.cluster import LaunchedDatabase
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import NotEnoughServers, RetryLater
+from stelae.deploy import launcher, ray_session
 from stelae.deploy.changed import Connected
 from stelae.deploy.cluster_state import ClusterState
 from stelae.deploy.launcher import HttpFront
@@ -105,15 +106,15 @@ def _launch_that_fails(
     def take_down(*args: Any, **more: Any) -> None:
         done.append("down, alone" if http_start._alone.locked() else "down, not alone")
 
-    monkeypatch.setattr(module.ray_session, "start_ray", lambda spec: True)
+    monkeypatch.setattr(ray_session, "start_ray", lambda spec: True)
     monkeypatch.setattr(module, "check_launch", lambda spec, state, names: None)
-    monkeypatch.setattr(module.launcher, "place", lambda spec, state: state)
-    monkeypatch.setattr(module.launcher, "start_servers", lambda spec, state, actors: None)
-    monkeypatch.setattr(module.launcher, "take_down", take_down)
+    monkeypatch.setattr(launcher, "place", lambda spec, state: state)
+    monkeypatch.setattr(launcher, "start_servers", lambda spec, state, actors: None)
+    monkeypatch.setattr(launcher, "take_down", take_down)
     monkeypatch.setattr(module, "LaunchFront", lambda spec, state: front)
     monkeypatch.setattr(module, "_with_servers", none_live)
     state = ClusterState("demo", str(folder), {"master-1": "127.0.0.1:1"})
-    monkeypatch.setattr(module.launcher, "plans", lambda spec, state: [])
+    monkeypatch.setattr(launcher, "plans", lambda spec, state: [])
     lock: Any = SimpleNamespace()
     spec = load_spec({"cluster": "demo", "data_dir": str(folder)})
     module._launch(spec, state, lock, lambda text: None)
