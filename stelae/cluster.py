@@ -196,7 +196,8 @@ def launch(
 def _launch_here(checked: ClusterSpec, progress: Progress | None) -> LaunchedDatabase:
     """Launch in the Ray of this process, or in one that it joins."""
     if checked.ray.address != "local":
-        ray_session.start_ray(checked)
+        if not ray.is_initialized():  # else `_launch` counts this cluster in a Ray of our own
+            ray_session.start_ray(checked)
         checked = machines.founded_as(checked)
     if checked.placement is not None:  # then each machine may have the files of the cluster
         take_from_machines(checked)
