@@ -12,6 +12,7 @@ from stelae.coordinator.ddl.tokens import draft_drop, draft_put, tokens_for
 from stelae.core.records.tokens import (
     DROP_TOKEN,
     LIST_TOKENS,
+    PUT_LIMITED_TOKEN,
     PUT_TOKEN,
     DropToken,
     ListTokens,
@@ -30,6 +31,7 @@ class TokenRequests:
     def handlers(self) -> Handlers:
         return {
             PUT_TOKEN: self._on_put,
+            PUT_LIMITED_TOKEN: self._on_put,
             DROP_TOKEN: self._on_drop,
             LIST_TOKENS: self._on_list,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stelae.client.routing.masters import MastersClient
@@ -10,6 +11,7 @@ from stelae.core.errors import InvalidArgument
 from stelae.core.records.tokens import (
     DROP_TOKEN,
     LIST_TOKENS,
+    PUT_LIMITED_TOKEN,
     PUT_TOKEN,
     AccessToken,
     DropToken,
@@ -34,18 +36,30 @@ class TokenCalls:
         role: str,
         sha256: str,
         *,
+        tables: Sequence[str] = (),
+        lifetime_s: float | None = None,
         by: str = "",
         timeout: float = CALL_TIMEOUT_S,
     ) -> None:
         """A new token, ``read``, ``write`` or ``admin``, by the hash of its text.
 
+        ``tables``: names of those that it is good for; none: all. ``lifetime_s``: seconds until it
+        expires; None: never.
+
         Raises:
-            TokenExists, InvalidArgument.
+            TokenExists, TableNotFound, InvalidArgument.
         """
         wanted = _role(role)
+        if isinstance(tables, str):
+            raise InvalidArgument(f"tables={tables!r}: a list of names, not one text")
+        if lifetime_s is not None and not lifetime_s > 0:
+            raise InvalidArgument(f"lifetime_s={lifetime_s!r}: above 0; None: it never expires")
+        method = PUT_LIMITED_TOKEN if tables or lifetime_s else PUT_TOKEN
         with self._session.request() as request:
-            order = PutToken(request, name, wanted, sha256, by)
-            await self._masters.call(PUT_TOKEN, order, timeout_s=timeout)
+            order = PutToken(
+                request, name, wanted, sha256, by, tuple(tables), float(lifetime_s or 0.0)
+            )
+            await self._masters.call(method, order, timeout_s=timeout)
 
     async def revoke_token(
         self, name: str, *, sha256: str = "", timeout: float = CALL_TIMEOUT_S
@@ -59,9 +73,9 @@ class TokenCalls:
             await self._masters.call(DROP_TOKEN, order, timeout_s=timeout)
 
     async def tokens(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
-        """Name, role, when and by whom each was made; never the token."""
+        """Name, role, tables, when and by whom each was made, and until when; never the token."""
         found = (await self.access_tokens(timeout=timeout)).tokens
-        return [] if found is None else [token_document(token) for token in found.tokens]
+        return [] if found is None else [token_document(token) for token in found.all]
 
     async def access_tokens(self, known: int = -1, *, timeout: float = CALL_TIMEOUT_S) -> TokenList:
         """All of them as the masters have them, unless ``known`` is their generation."""
@@ -75,6 +89,20 @@ def token_document(token: AccessToken) -> dict[str, Any]:
         "role": token.role.value,
         "created_at": token.created_at_s,
         "created_by": token.created_by,
+        "tables": list(token.tables) or None,
+        "expires_at": token.expires_at_s or None,
+    }
+
+
+def launch_token_document(name: str, role: Role) -> dict[str, Any]:
+    """The same of one made at launch, which has no limits."""
+    return {
+        "name": name,
+        "role": role.value,
+        "created_at": None,
+        "created_by": "launch",
+        "tables": None,
+        "expires_at": None,
     }
 
 

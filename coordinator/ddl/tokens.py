@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.core.errors import InvalidArgument, TokenExists, TokenNotFound
+from stelae.core.errors import InvalidArgument, TableNotFound, TokenExists, TokenNotFound
+from stelae.core.ids import RequestId
 from stelae.core.records.tokens import (
     LAUNCH_TOKEN,
+    MAX_LIFETIME_S,
+    MAX_TOKEN_TABLES,
     MAX_TOKENS,
     AccessToken,
     AccessTokens,
     DropToken,
     ListTokens,
     PutToken,
+    Role,
     TokenList,
     check_token_name,
 )
@@ -28,13 +34,21 @@ def draft_put(catalog: Catalog, order: PutToken, now_s: float) -> CatalogBatch |
     if order.name == LAUNCH_TOKEN:
         raise InvalidArgument(f"{LAUNCH_TOKEN!r} is the token made at launch: take another name")
     _check_hash(order.sha256)
-    if any(token.name == order.name for token in known.tokens):
+    if any(token.name == order.name for token in known.all):
         raise TokenExists(order.name)
-    if len(known.tokens) >= MAX_TOKENS:
+    if len(known.all) >= MAX_TOKENS:
         raise InvalidArgument(f"there are {MAX_TOKENS} tokens: revoke some")
-    made = AccessToken(order.name, order.role, order.sha256, now_s, order.by[:200])
-    wanted = AccessTokens((*known.tokens, made), known.revoked, known.generation + 1)
-    return CatalogBatch(access=wanted, request=order.request)
+    _check_limits(catalog, order)
+    made = AccessToken(
+        order.name,
+        order.role,
+        order.sha256,
+        now_s,
+        order.by[:200],
+        tuple(sorted(order.tables)),
+        now_s + order.lifetime_s if order.lifetime_s else 0.0,
+    )
+    return _batch(order.request, known, [*known.all, made], known.revoked)
 
 
 def draft_drop(catalog: Catalog, order: DropToken) -> CatalogBatch | None:
@@ -42,7 +56,7 @@ def draft_drop(catalog: Catalog, order: DropToken) -> CatalogBatch | None:
     if catalog.result_of(order.request) is not None:
         return None
     known = catalog.access
-    left = tuple([token for token in known.tokens if token.name != order.name])
+    left = [token for token in known.all if token.name != order.name]
     revoked = known.revoked
     if order.sha256:
         _check_hash(order.sha256)
@@ -50,12 +64,52 @@ def draft_drop(catalog: Catalog, order: DropToken) -> CatalogBatch | None:
             if len(revoked) >= MAX_TOKENS:
                 raise InvalidArgument(f"{MAX_TOKENS} tokens of files are revoked: clear the file")
             revoked = (*revoked, order.sha256)
-    elif len(left) == len(known.tokens):
+    elif len(left) == len(known.all):
         raise TokenNotFound(order.name)
-    if (left, revoked) == (known.tokens, known.revoked):
+    if (len(left), revoked) == (len(known.all), known.revoked):
         return CatalogBatch(request=order.request)
-    wanted = AccessTokens(left, revoked, known.generation + 1)
-    return CatalogBatch(access=wanted, request=order.request)
+    return _batch(order.request, known, left, revoked)
+
+
+def _batch(
+    request: RequestId,
+    known: AccessTokens,
+    tokens: Sequence[AccessToken],
+    revoked: tuple[str, ...],
+) -> CatalogBatch:
+    """The entry that makes these the tokens."""
+    wanted = AccessTokens(
+        tuple([token for token in tokens if not token.is_limited]),
+        revoked,
+        known.generation + 1,
+        tuple([token for token in tokens if token.is_limited]),
+    )
+    return CatalogBatch(access=wanted, request=request)
+
+
+def _check_limits(catalog: Catalog, order: PutToken) -> None:
+    """Raises InvalidArgument, TableNotFound."""
+    if not 0 <= order.lifetime_s <= MAX_LIFETIME_S:  # also NaN
+        raise InvalidArgument(
+            f"lifetime of token {order.name!r}: {order.lifetime_s:g} s; above 0, and at most "
+            "100 years"
+        )
+    if not order.tables:
+        return
+    if order.role is Role.ADMIN:
+        raise InvalidArgument(
+            f"token {order.name!r}: the role admin is for the whole cluster; a token for some "
+            "tables has the role read or write"
+        )
+    if len(order.tables) > MAX_TOKEN_TABLES:
+        raise InvalidArgument(
+            f"token {order.name!r}: {len(order.tables)} tables; at most {MAX_TOKEN_TABLES}"
+        )
+    if len(set(order.tables)) != len(order.tables):
+        raise InvalidArgument(f"token {order.name!r}: a table is named twice")
+    for table in order.tables:
+        if catalog.find(table) is None:
+            raise TableNotFound(table)
 
 
 def tokens_for(catalog: Catalog, known: int = ListTokens().known) -> TokenList:

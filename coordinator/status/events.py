@@ -191,8 +191,8 @@ def _of_marks(
 def _of_others(catalog: Catalog, before: tuple[Any, Any, int]) -> Iterator[tuple[str, str]]:
     access, rebalancing, losses = before
     if catalog.access.generation != access.generation:
-        had = {token.name for token in access.tokens}
-        has = {token.name for token in catalog.access.tokens}
+        had = {token.name for token in access.all}
+        has = {token.name for token in catalog.access.all}
         # Whoever may read sees this: not what tokens are called, nor who accepted what.
         for _ in sorted(has - had)[:DETAILS_MAX]:
             yield "an access token was created", "calm"

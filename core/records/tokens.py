@@ -18,6 +18,9 @@ from stelae.core.schema.schema import DOT_SEGMENTS
 
 MAX_TOKENS = 1000
 MAX_NAME = 100
+MAX_TOKEN_TABLES = 100
+"""Maximum tables that one token may name."""
+MAX_LIFETIME_S = 100 * 365 * 86400.0
 LAUNCH_TOKEN = "admin"
 """The name of the token that is made at launch. The catalog makes none of that name."""
 
@@ -45,6 +48,14 @@ class AccessToken(msgspec.Struct, frozen=True, array_like=True):
     """Of the token's text, in hex."""
     created_at_s: float
     created_by: str
+    tables: tuple[str, ...] = ()
+    """Names of the tables that it is good for; empty: all, and the cluster itself."""
+    expires_at_s: float = 0.0
+    """Seconds since 1970, by the masters' wall clock; 0: never."""
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.tables) or bool(self.expires_at_s)
 
 
 class AccessTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -54,16 +65,28 @@ class AccessTokens(msgspec.Struct, frozen=True, array_like=True):
     revoked: tuple[str, ...] = ()
     """Hashes of tokens that the catalog never had: made at launch."""
     generation: int = 1
+    limited: tuple[AccessToken, ...] = ()
+    """Those that are good for some tables, or for some time. They are apart from ``tokens`` because
+    a replica or master of a version that knows no limits must not know such tokens either."""
+
+    @property
+    def all(self) -> tuple[AccessToken, ...]:
+        return self.tokens + self.limited
 
 
 class PutToken(Body, frozen=True):
-    """Raises TokenExists, InvalidArgument (the name; or there are too many), StaleRequest."""
+    """Raises TokenExists, TableNotFound, InvalidArgument (the name, the tables, the lifetime; or
+    there are too many), StaleRequest."""
 
     request: RequestId
     name: str
     role: Role
     sha256: str
     by: str
+    tables: tuple[str, ...] = ()
+    """Names of the tables that it is good for; empty: all."""
+    lifetime_s: float = 0.0
+    """0: it never expires."""
 
 
 class DropToken(Body, frozen=True):
@@ -88,6 +111,8 @@ class TokenList(Body, frozen=True):
 
 
 PUT_TOKEN = Method("master.put_token", PutToken, TokenList, ANY_MASTER)
+PUT_LIMITED_TOKEN = Method("master.put_limited_token", PutToken, TokenList, ANY_MASTER)
+"""With tables or a lifetime: a master of a version that would ignore these does not know it."""
 DROP_TOKEN = Method("master.drop_token", DropToken, TokenList, ANY_MASTER)
 LIST_TOKENS = Method("master.list_tokens", ListTokens, TokenList, ANY_MASTER)
 

@@ -4,7 +4,8 @@ Plain ASGI around the whole application, so that no path, known or unknown, answ
 
 Rules:
 
-1. A request without a good token takes no slot, and its body is not read.
+1. A request without a good token, or whose token is not for its path, takes no slot, and its body
+   is not read.
 2. A body is counted while it arrives, whatever its Content-Length said, and has to progress
    (`stelae.serve.gateway.arriving`).
 3. One token takes at most `TOKEN_SHARE` of the requests and of the bytes in hand. So the holder of
@@ -115,6 +116,7 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             principal = await self._authenticate(scope, headers)
+            principal.check_path(path_of(scope))
             self._admit(scope, headers, principal)
             account = _TokenAccount(self, principal.name)
             body = ArrivingBody(account, headers, receive, self._clock)

@@ -4,15 +4,18 @@ The masters' catalog has the tokens that are made while the cluster runs; a file
 has the one made at launch, which must work before there is a catalog. Both keep only SHA-256
 hashes, and so do replicas: how long a look-up by the hash takes tells nobody anything of a token.
 Only the admin token made at launch also lies in clear, in a file of its own, so that its owner can
-use it. Invariant: a file that others can read is refused. (design §12)
+use it. Invariants: a file that others can read is refused; a token for some tables reaches those
+paths alone that are known to be about one table. (design §12)
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +35,9 @@ from stelae.serve.bodies.problems import NotAuthenticated, NotPermitted
 
 TOKEN_BYTES = 32
 PREFIX = "stelae_"
+_ABOUT_TABLE = re.compile(r"/v1/tables/([^/]+)(?:/.*)?", re.DOTALL)
+_ABOUT_NONE = re.compile(r"/v1/tables|/openapi\.json|/problems/[^/]*")
+"""Paths for tokens of some tables. The list of tables has those alone."""
 
 
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,17 +59,42 @@ class Principal(msgspec.Struct, frozen=True):
 
     name: str
     role: Role
+    tables: frozenset[str] = frozenset()
+    """Names of the tables that the token is good for; empty: all, and the cluster itself."""
+    expires_at_s: float = 0.0
+    """Seconds since 1970; 0: never."""
 
     def check(self, role: Role) -> None:
         """Raise `NotPermitted` unless this role is enough."""
         if not self.role.includes(role):
             raise NotPermitted(f"token {self.name!r} has role {self.role}; this needs {role}")
 
+    def check_path(self, path: str) -> None:
+        """Raise `NotPermitted` unless the token is good for what the path is about."""
+        if not self.tables or _ABOUT_NONE.fullmatch(path):
+            return
+        about = _ABOUT_TABLE.fullmatch(path)
+        if about is not None and about[1] in self.tables:
+            return
+        what = "this path" if about is None else f"table {about[1][:80]!r}"
+        good = ", ".join(sorted(self.tables)[:10])
+        raise NotPermitted(f"token {self.name!r} is for the tables {good}; not for {what}")
+
+    def may_see(self, table: str) -> bool:
+        """Whether the token is good for that table."""
+        return not self.tables or table in self.tables
+
 
 class TokenVerifier:
-    """Knows tokens by their hashes: those of a file, and those of the masters' catalog."""
+    """Knows tokens by their hashes: those of a file, and those of the masters' catalog.
 
-    def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
+    ``now``: seconds since 1970, for tokens that expire.
+    """
+
+    def __init__(
+        self, entries: Iterable[TokenEntry] = (), now: Callable[[], float] = time.time
+    ) -> None:
+        self._now = now
         self._of_file: tuple[TokenEntry, ...] = ()
         self._access = AccessTokens(generation=-1)
         self._known: dict[str, Principal] = {}
@@ -88,8 +119,10 @@ class TokenVerifier:
 
     def _make(self) -> None:
         known = {entry.sha256: Principal(entry.name, entry.role) for entry in self._of_file}
-        for token in self._access.tokens:
-            known[token.sha256] = Principal(token.name, token.role)
+        for token in self._access.all:
+            known[token.sha256] = Principal(
+                token.name, token.role, frozenset(token.tables), token.expires_at_s
+            )
         for sha256 in self._access.revoked:
             known.pop(sha256, None)
         self._known = known
@@ -99,6 +132,8 @@ class TokenVerifier:
         found = self._known.get(hash_token(token))
         if found is None:
             raise NotAuthenticated("this token is not known")
+        if found.expires_at_s and found.expires_at_s <= self._now():
+            raise NotAuthenticated(f"token {found.name!r} has expired: ask for another")
         return found
 
     def of_file(self) -> list[TokenEntry]:

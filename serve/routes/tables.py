@@ -55,7 +55,7 @@ from stelae.serve.bodies.openapi import (
 from stelae.serve.bodies.problems import ConfirmationNeeded, has_condition
 from stelae.serve.gateway.conditions import condition_of, list_tag, table_tag, wanted_edition
 from stelae.serve.gateway.gateway import gateway_of
-from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.guard import principal_of, require
 from stelae.serve.gateway.requests import is_numbered, ordering, ordering_on
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ CONFIRM = {
     openapi_extra={"parameters": [IF_MATCH, IF_NONE_MATCH, TIMEOUT_PARAMETER]},
 )
 async def list_tables(request: Request) -> Response:
-    """All tables, by name. The ETag changes when one comes, goes, or is altered.
+    """All tables that the token is good for, by name. The ETag changes when one comes, goes, or is
+    altered.
 
     With `?max_staleness=` (seconds) any master may answer whose state is no older; so it works
     while the masters have no leader.
@@ -99,6 +100,8 @@ async def list_tables(request: Request) -> Response:
     records = await database.tables(
         max_staleness=gateway.max_staleness(request), timeout=gateway.timeout_s(request)
     )
+    principal = principal_of(request)
+    records = [record for record in records if principal.may_see(record.name)]
     tag = list_tag(records)
     if condition is not None:
         condition.check_match(tag, "the list of tables")

@@ -8,9 +8,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from stelae.client.admin.tokens import token_document
+from stelae.client.admin.tokens import launch_token_document, token_document
 from stelae.core.errors import TokenExists
-from stelae.core.records.tokens import MAX_NAME, Role, hash_token
+from stelae.core.records.tokens import (
+    MAX_LIFETIME_S,
+    MAX_NAME,
+    MAX_TOKEN_TABLES,
+    Role,
+    hash_token,
+)
 from stelae.serve.bodies.models import Body
 from stelae.serve.bodies.openapi import ORDER_PARAMETER, TIMEOUT_PARAMETER, json_body, problems
 from stelae.serve.bodies.problems import TokenShown
@@ -31,6 +37,19 @@ class CreateTokenRequest(Body):
         description="Printable, without /; the audit log tells by it who did what.",
     )
     role: Literal["read", "write", "admin"] = Field(examples=["read"])
+    tables: list[str] = Field(
+        default=[],
+        max_length=MAX_TOKEN_TABLES,
+        examples=[["flights"]],
+        description="Names of the tables that it is good for; none: all. Not with the role admin.",
+    )
+    lifetime_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_LIFETIME_S,
+        examples=[2592000.0],
+        description="Seconds until it expires; null: never.",
+    )
 
 
 class TokenInfo(BaseModel):
@@ -40,6 +59,12 @@ class TokenInfo(BaseModel):
         examples=[1795651200.0], description="Seconds since 1970; null: at launch."
     )
     created_by: str = Field(examples=["token admin"])
+    tables: list[str] | None = Field(
+        examples=[["flights"]], description="What it is good for; null: all, and the cluster."
+    )
+    expires_at: float | None = Field(
+        examples=[1798243200.0], description="Seconds since 1970; null: never."
+    )
 
 
 class NewToken(TokenInfo):
@@ -52,7 +77,8 @@ class TokenListing(BaseModel):
 
 @router.get("", response_model=TokenListing, responses=problems(503))
 async def list_tokens(request: Request) -> Response:
-    """All tokens that are good, by name. Needs the role `admin`."""
+    """All tokens that were not revoked, by name; also those that have expired. Needs the role
+    `admin`."""
     require(request, Role.ADMIN)
     gateway = gateway_of(request)
     database = await gateway.database()
@@ -60,11 +86,8 @@ async def list_tokens(request: Request) -> Response:
     assert found.tokens is not None, "no generation was given"
     verifier = _verifier(request)
     verifier.follow(found.tokens)
-    listed = [token_document(token) for token in found.tokens.tokens]
-    listed += [
-        {"name": e.name, "role": e.role.value, "created_at": None, "created_by": "launch"}
-        for e in verifier.of_file()
-    ]
+    listed = [token_document(token) for token in found.tokens.all]
+    listed += [launch_token_document(entry.name, entry.role) for entry in verifier.of_file()]
     return json_response({"tokens": sorted(listed, key=lambda token: str(token["name"]))})
 
 
@@ -72,7 +95,7 @@ async def list_tokens(request: Request) -> Response:
     "",
     response_model=NewToken,
     status_code=201,
-    responses=problems(400, 409, 413, 415, 422, 503, 504),
+    responses=problems(400, 404, 409, 413, 415, 422, 503, 504),
     openapi_extra=json_body(CreateTokenRequest, parameters=(ORDER_PARAMETER,)),
 )
 async def create_token(request: Request) -> Response:
@@ -91,10 +114,18 @@ async def create_token(request: Request) -> Response:
     by = f"token {principal.name}"
     token = new_token()
     sha256 = hash_token(token)
-    await database.put_token(wanted.name, wanted.role, sha256, by=by, timeout=timeout_s)
+    await database.put_token(
+        wanted.name,
+        wanted.role,
+        sha256,
+        tables=wanted.tables,
+        lifetime_s=wanted.lifetime_s,
+        by=by,
+        timeout=timeout_s,
+    )
     found = (await database.access_tokens(timeout=timeout_s)).tokens
     assert found is not None, "no generation was given"
-    made = next((each for each in found.tokens if each.sha256 == sha256), None)
+    made = next((each for each in found.all if each.sha256 == sha256), None)
     if made is None:  # it was made before, by a request with the same id
         raise TokenShown(wanted.name)
     response = json_response({**token_document(made), "token": token}, 201)

@@ -6,6 +6,7 @@ None of it goes over a `Database` that is connected by HTTP: there, `/v1/tokens`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,26 +30,46 @@ class TokenOperations:
     def _require_inside(self) -> None:
         raise NotImplementedError
 
-    def create_token(self, name: str, role: str, *, timeout: float = CALL_TIMEOUT_S) -> str:
+    def create_token(
+        self,
+        name: str,
+        role: str,
+        *,
+        tables: Sequence[str] = (),
+        lifetime_s: float | None = None,
+        timeout: float = CALL_TIMEOUT_S,
+    ) -> str:
         """A new token for HTTP: ``read``, ``write`` (rows, too) or ``admin``. Only its hash is
         kept, so nobody can show it again. Good at once.
 
+        ``tables``: names of those that it is good for, with nothing else of the cluster; none: all.
+        They are names: a table that is renamed is no longer meant, another of that name is.
+        ``lifetime_s``: seconds until it expires; None: never.
+
         Raises:
             TokenExists: there is one of that name.
-            InvalidArgument: no such role, or the name is none.
+            TableNotFound: there is no such table.
+            InvalidArgument: no such role, or the name is none; or tables with the role admin.
         """
         from stelae.serve.gateway.tokens import new_token
 
         self._require_inside()
         token = new_token()
         work = self._database.put_token(
-            name, role, hash_token(token), by="the cluster's secret", timeout=timeout
+            name,
+            role,
+            hash_token(token),
+            tables=tables,
+            lifetime_s=lifetime_s,
+            by="the cluster's secret",
+            timeout=timeout,
         )
         self._loop.run(work)
         return token
 
     def tokens(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
-        """``name``, ``role``, ``created_at``, ``created_by`` of each; not the one of launch."""
+        """``name``, ``role``, ``created_at``, ``created_by``, ``tables``, ``expires_at`` of each;
+        not the one of launch."""
         self._require_inside()
         return self._loop.run(self._database.tokens(timeout=timeout))
 

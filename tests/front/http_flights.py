@@ -29,10 +29,12 @@ def flights_of(world: World) -> dict[str, Any]:
     return {**FLIGHTS, "durability": as_json(world.durability)}
 
 
-async def make_flights(world: World, http: httpx.AsyncClient, rows: int = 0) -> None:
-    response = await http.post("/v1/tables", json=flights_of(world))
+async def make_flights(
+    world: World, http: httpx.AsyncClient, rows: int = 0, name: str = "flights"
+) -> None:
+    response = await http.post("/v1/tables", json={**flights_of(world), "name": name})
     assert response.status_code == 201, response.text
     if rows:
         body = {"rows": [{"id": i, "dest": "LAX" if i % 2 else "JFK"} for i in range(rows)]}
-        response = await http.post("/v1/tables/flights/rows:write", json=body)
+        response = await http.post(f"/v1/tables/{name}/rows:write", json=body)
         assert response.status_code == 200, response.text

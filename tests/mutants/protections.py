@@ -12,6 +12,7 @@ from tests.mutants import (
     safekeeper_mutants,
     storage_mutants,
     tls_mutants,
+    token_mutants,
     wal_mutants,
 )
 from tests.mutants.mutant import Mutant
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *away_mutants.MUTANTS,
     *rack_mutants.MUTANTS,
     *launch_mutants.MUTANTS,
+    *token_mutants.MUTANTS,
 )

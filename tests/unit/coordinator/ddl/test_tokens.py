@@ -82,3 +82,32 @@ def test_what_is_no_token_is_refused(name: str, sha256: str) -> None:
     """The name, or the hash."""
     with pytest.raises(InvalidArgument):
         token_drafts.draft_put(Catalog(), put(1, name, sha256), 0.0)
+
+
+def test_limited_tokens_are_kept_apart() -> None:
+    """Where a version that knows no limits does not find them; a name is of one token all the same,
+    and each can be revoked."""
+    catalog = Catalog()
+    carry_out(catalog, lambda: token_drafts.draft_put(catalog, put(1, "ada"), 5.0))
+    limited = PutToken(request(2), "bob", Role.READ, "b" * 64, "me", (), 60.0)
+    carry_out(catalog, lambda: token_drafts.draft_put(catalog, limited, 5.0))
+    assert [token.name for token in catalog.access.tokens] == ["ada"]
+    assert [(token.name, token.expires_at_s) for token in catalog.access.limited] == [("bob", 65.0)]
+    with pytest.raises(TokenExists):
+        token_drafts.draft_put(catalog, put(3, "bob"), 6.0)
+    copy = Catalog()
+    copy.restore(catalog.snapshot())
+    assert copy.access == catalog.access
+    carry_out(copy, lambda: token_drafts.draft_drop(copy, DropToken(request(4), "bob")))
+    assert (len(copy.access.tokens), copy.access.limited) == (1, ())
+    assert copy.access.generation == catalog.access.generation + 1
+
+
+def test_the_number_of_tokens_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With limits or without."""
+    monkeypatch.setattr(token_drafts, "MAX_TOKENS", 1)
+    catalog = Catalog()
+    limited = PutToken(request(1), "bob", Role.READ, "b" * 64, "me", (), 60.0)
+    carry_out(catalog, lambda: token_drafts.draft_put(catalog, limited, 5.0))
+    with pytest.raises(InvalidArgument, match="revoke some"):
+        token_drafts.draft_put(catalog, put(2, "ada"), 6.0)
