@@ -101,6 +101,16 @@ class TableChanged(Rejected):
         super().__init__(table, expected, found)
 
 
+class SpecChanged(Rejected):
+    template = (
+        "the spec of cluster {0!r} is of generation {2} by now, and was to be of {1}: somebody "
+        "else has applied one; see what differs (dry run), then apply with generation {2}"
+    )
+
+    def __init__(self, cluster: str, expected: int, found: int) -> None:
+        super().__init__(cluster, expected, found)
+
+
 class TokenExists(Rejected):
     template = "there is a token named {0!r} already"
 

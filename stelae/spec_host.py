@@ -107,7 +107,7 @@ class SpecHost:
         if kept is None:
             raise RetryLater("nobody has written down yet what was asked of this cluster")
         found = {"spec": kept.spec, "by": kept.by, "at": kept.at_s, "done": kept.is_done}
-        return {**found, "etag": etag_of(kept)}
+        return {**found, "generation": kept.generation, "etag": etag_of(kept)}
 
     def plan(self, spec: Document) -> Document:
         """What would be done. Raises StelaeError."""

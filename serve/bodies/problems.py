@@ -107,6 +107,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     OperationNotFound: ProblemType(404, "operation-not-found", "There is no such operation"),
     PreconditionFailed: CONDITION_FAILED,
     errors.TableChanged: CONDITION_FAILED,
+    errors.SpecChanged: CONDITION_FAILED,
     errors.RowNotFound: ProblemType(404, "row-not-found", "There is no such row"),
     errors.TokenExists: ProblemType(409, "token-exists", "A token of that name exists"),
     TokenShown: ProblemType(409, "token-shown", "A token is shown once"),

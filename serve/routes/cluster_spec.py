@@ -88,6 +88,10 @@ class KeptSpec(BaseModel):
     by: str = Field(examples=["ada"])
     at: float = Field(examples=[1795752444.26], description="Seconds since 1970.")
     done: bool = Field(examples=[True], description="Whether it has come true.")
+    generation: int = Field(
+        examples=[7],
+        description="How many specs were asked for, with this one: `stelae apply --if-generation`.",
+    )
 
 
 class Plan(BaseModel):

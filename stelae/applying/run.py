@@ -41,7 +41,7 @@ from stelae.core import tracing
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.current import CURRENT
-from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.core.errors import InvalidArgument, RetryLater, SpecChanged
 from stelae.core.records.records import ServerKind
 from stelae.deploy import asked, cluster_state, launcher, machines, ray_session
 from stelae.deploy.changed import ChangedCluster
@@ -70,6 +70,8 @@ class Applied:
     refused: tuple[str, ...] = ()
     """Of a dry run: why it cannot be done."""
     is_done: bool = False
+    generation: int = 0
+    """Of the spec that was asked for last; of a dry run, without this one."""
 
     def document(self) -> dict[str, Any]:
         """For programs."""
@@ -83,6 +85,7 @@ class Applied:
             ],
             "refused": list(self.refused),
             "done": self.is_done,
+            "generation": self.generation,
         }
 
 
@@ -95,10 +98,11 @@ def apply(
     timeout: float,
     by: str = "",
     accept_loss: bool = False,
+    if_generation: int | None = None,
 ) -> Applied:
     """See `Database.apply`. ``by``: who asks for it; empty: this process."""
     work = _Apply(database, load_spec(spec), progress, time.monotonic() + timeout)
-    work.by, work.accepts_loss = by, accept_loss
+    work.by, work.accepts_loss, work.if_generation = by, accept_loss, if_generation
     with home_of(database.cluster, (database.home, work.data_dir)) as work.home:
         return _applied(work, dry_run=dry_run)
 
@@ -135,6 +139,7 @@ class _Apply:
         self._mine: asked.Kept | None = None
         self._asked_machines: Sequence[str] | None = None
         self.by, self.cluster, self.trace, self.accepts_loss = "", spec.cluster, "", False
+        self.if_generation: int | None = None
         self.traces_endpoint = spec.traces_endpoint
         if not ray.is_initialized():
             ray_session.join_ray(database.ray_address)
@@ -195,6 +200,7 @@ class _Apply:
         database = self._database
         self.refreshed()
         self._kept = asked.kept_spec(self.home)
+        generation = self._generation()
         members = {member["name"] for member in list_masters(database)}
         self._looked = self._plans()
         others = others_present(database.cluster, self._state())
@@ -217,7 +223,17 @@ class _Apply:
         asking = Asked(made, self._spec, steps, present, tables, room, self.accepts_loss)
         why = refusals(replace(asking, room=replace(room, taken=self._taken(asking))))
         changed = differences(before.document(), self._spec.document())
-        return Applied(tuple(changed), tuple(steps), tuple(why), is_done=not steps)
+        return Applied(
+            tuple(changed), tuple(steps), tuple(why), is_done=not steps, generation=generation
+        )
+
+    def _generation(self) -> int:
+        """Of the spec that was asked for last. Raises SpecChanged: it was to be another one."""
+        found = 0 if self._kept is None else self._kept.generation
+        wanted = self.if_generation
+        if wanted is not None and wanted != found and self._mine is None:
+            raise SpecChanged(self.cluster, wanted, found)
+        return found
 
     def _taken(self, asking: Asked) -> Sequence[str]:
         """Machines are asked once only: what is done then takes places itself."""
@@ -254,7 +270,9 @@ class _Apply:
                 start_applier(self._spec, str(Path(self._spec.data_dir).absolute()))
                 asked.note_done(self.home, kept)  # last: who is told may want it to end
                 self._publish()
-                return Applied(first.differences, tuple(done), is_done=True)
+                return Applied(
+                    first.differences, tuple(done), is_done=True, generation=kept.generation
+                )
             if self._take(left.steps[0], len(done), len(done) + len(left.steps)):
                 done.append(left.steps[0])
             left = self._look_again()

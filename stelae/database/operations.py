@@ -194,6 +194,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         *,
         dry_run: bool = False,
         accept_loss: bool = False,
+        if_generation: int | None = None,
         progress: Callable[[int, int, str], None] | None = None,
         timeout: float = WAIT_TIMEOUT_S,
     ) -> Applied:
@@ -205,8 +206,11 @@ class Operations(SafekeeperOperations, TokenOperations):
         would be done, and what keeps it from being done. ``progress`` is told the steps that are
         done, of how many, and what is done now. ``accept_loss``: a medium may become
         ``sync: on_seal``, with which a power failure may take what was acknowledged.
+        ``if_generation``: of the spec that was asked for last, as the result of a dry run and of an
+        apply has it; so nobody undoes what somebody else has asked for meanwhile.
 
         Raises:
+            SpecChanged: the generation is another one; nothing has changed.
             InvalidArgument: all reasons why it cannot be done; nothing has changed. Or a reason
                 came up on the way, or something else was asked meanwhile.
             AlreadyRunning: somebody else changes the cluster.
@@ -223,6 +227,7 @@ class Operations(SafekeeperOperations, TokenOperations):
                 progress=tell,
                 timeout=timeout,
                 accept_loss=accept_loss,
+                if_generation=if_generation,
             )
 
     @contextmanager

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class Kept:
     """Seconds since 1970."""
     is_done: bool = False
     """The cluster was as it says, at least once."""
+    generation: int = 0
+    """Number of specs that were asked for, with this one; 0: written by a version that did not
+    count."""
 
     @property
     def stamp(self) -> tuple[str, float]:
@@ -51,30 +54,41 @@ def who() -> str:
 
 def keep_spec(data_dir: str | Path, spec: ClusterSpec, *, is_done: bool, by: str = "") -> Kept:
     """Write down what is asked from now on."""
-    kept = Kept(spec.document(), by or who(), time.time(), is_done)
-    _write(data_dir, kept)
+    folder = Path(data_dir)
+    with changing(folder):
+        generation = (_document(folder) or {}).get("generation", 0) + 1
+        kept = Kept(spec.document(), by or who(), time.time(), is_done, generation)
+        _write(folder, kept)
     return kept
 
 
 def note_done(data_dir: str | Path, kept: Kept) -> None:
     """What was asked is so, unless something else was asked meanwhile."""
-    now = kept_spec(data_dir)
+    now, folder = kept_spec(data_dir), Path(data_dir)
     if now is not None and now.stamp == kept.stamp:
-        _write(data_dir, Kept(kept.spec, kept.by, kept.at_s, is_done=True))
+        with changing(folder):
+            _write(folder, replace(kept, is_done=True))
 
 
-def _write(data_dir: str | Path, kept: Kept) -> None:
-    folder = Path(data_dir)
-    with changing(folder):
-        write_file(folder / SPEC_FILE, (json.dumps(asdict(kept), indent=2) + "\n").encode())
+def _write(folder: Path, kept: Kept) -> None:
+    write_file(folder / SPEC_FILE, (json.dumps(asdict(kept), indent=2) + "\n").encode())
 
 
 def kept_spec(data_dir: str | Path) -> Kept | None:
     """What was asked last; None: nothing that was written down."""
+    document = _document(Path(data_dir))
+    if document is None:
+        return None
+    known = {field.name for field in fields(Kept)}  # a later version may have written more
+    return Kept(**{name: value for name, value in document.items() if name in known})
+
+
+def _document(folder: Path) -> dict[str, Any] | None:
     try:
-        return Kept(**json.loads((Path(data_dir) / SPEC_FILE).read_text(encoding="utf-8")))
+        found: dict[str, Any] = json.loads((folder / SPEC_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    return found
 
 
 def spec_of(kept: Kept | None, otherwise: ClusterSpec) -> ClusterSpec:

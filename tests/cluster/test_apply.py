@@ -16,7 +16,7 @@ import pytest
 
 import stelae
 from stelae import Table
-from stelae.core.errors import AlreadyRunning, InvalidArgument
+from stelae.core.errors import AlreadyRunning, InvalidArgument, SpecChanged
 from stelae.deploy import cluster_state
 from stelae.deploy.asked import kept_spec
 from tests.until import until
@@ -70,7 +70,11 @@ def test_it_grows_changes_and_shrinks_under_load_and_nothing_is_lost(tmp_path: P
             shown = database.apply(more, dry_run=True)
             assert [str(step) for step in shown.steps] == ["add backup-3", "add tserver-4"]
             assert len(database.tservers()) == 3, "a dry run changes nothing"
-            assert database.apply(more).is_done
+            with pytest.raises(SpecChanged, match="was to be of 99"):
+                database.apply(more, if_generation=99)
+            applied = database.apply(more, if_generation=shown.generation)
+            assert applied.is_done
+            assert applied.generation == shown.generation + 1
             assert len(database.tservers()) == 4
             assert database.apply(more).steps == (), "again does nothing"
 

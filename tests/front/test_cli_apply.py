@@ -13,8 +13,13 @@ from stelae.applying.run import Applied
 from stelae.cli.app import app
 from stelae.cli.cluster import apply as cli_apply
 from stelae.coordinator.apply.plan import Act, Difference, Step
+from stelae.core.errors import SpecChanged
 
-SHOWN = Applied((Difference("tservers.count", "3", "4"),), (Step(Act.ADD, "tserver", "tserver-4"),))
+SHOWN = Applied(
+    (Difference("tservers.count", "3", "4"),),
+    (Step(Act.ADD, "tserver", "tserver-4"),),
+    generation=7,
+)
 REFUSED = Applied((), (), ("tservers.count 2 is too few: table 't' with replicas(3) needs 3",))
 
 
@@ -30,7 +35,11 @@ class Fake:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def apply(self, spec: Any, *, dry_run: bool = False, **_: Any) -> Applied:
+    def apply(
+        self, spec: Any, *, dry_run: bool = False, if_generation: int | None = None, **_: Any
+    ) -> Applied:
+        if if_generation not in (None, self.found.generation):
+            raise SpecChanged("demo", int(if_generation or 0), self.found.generation)
         self.calls.append(dry_run)
         return self.found if dry_run else Applied((), self.found.steps, is_done=True)
 
@@ -48,10 +57,16 @@ def test_a_dry_run_shows_and_changes_nothing(
     """Fields before and after, and the steps; refusals by exit code 1."""
     fake = Fake(SHOWN)
     result = run(fake, monkeypatch, tmp_path, "--dry-run")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert "tservers.count" in result.output
     assert "tserver-4" in result.output
+    assert "generation 7" in result.output
     assert fake.calls == [True]
+    result = run(Fake(Applied((), (), is_done=True)), monkeypatch, tmp_path, "--dry-run")
+    assert result.exit_code == 0
+    result = run(fake, monkeypatch, tmp_path, "--dry-run", "--if-generation", "6")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SpecChanged)
     result = run(Fake(REFUSED), monkeypatch, tmp_path, "--dry-run")
     assert result.exit_code == 1
     assert "refused: tservers.count 2 is too few" in result.output

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from stelae.applying.run import Applied
 
 REFUSED = 1
+CHANGES = 3
+"""Of a dry run: something is to be done."""
 
 
 def apply(
@@ -35,6 +37,16 @@ def apply(
             help="A medium may become sync: on_seal: power failures may take acknowledged writes.",
         ),
     ] = False,
+    if_generation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Only if the spec that was asked for last is of this generation, as --dry-run "
+            "shows it.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
     ] = 24 * 3600.0,
@@ -48,21 +60,29 @@ def apply(
     refused before anything is changed, with all reasons. Interrupted at any point, it goes on when
     it is given again, by whoever.
 
-    Exit code 1: it is refused, or not done yet; the text says why.
+    Exit code 1: it is refused, or not done yet; the text says why. With --dry-run 0: nothing is to
+    be done; 3: something is.
 
     \b
     stelae apply --dry-run
     stelae apply cluster.yaml
+    stelae apply cluster.yaml --if-generation 7    not if somebody else applied another meanwhile
     """
     spec = spec_of(spec_file)
     with open_cluster(spec_file) as database:
-        found = database.apply(spec, dry_run=True, accept_loss=accept_loss)
+        found = database.apply(
+            spec, dry_run=True, accept_loss=accept_loss, if_generation=if_generation
+        )
         if not as_json:
             _show(found)
         if not dry_run and (found.steps or found.refused or found.differences):
             with progress_bar("applying") as tell:
                 found = database.apply(
-                    spec, progress=tell, timeout=timeout, accept_loss=accept_loss
+                    spec,
+                    progress=tell,
+                    timeout=timeout,
+                    accept_loss=accept_loss,
+                    if_generation=if_generation,
                 )
     if as_json:
         print_json(found.document())
@@ -70,6 +90,8 @@ def apply(
         make_console().print("the cluster is as the file says", markup=False)
     if dry_run and found.refused:
         raise typer.Exit(REFUSED)
+    if dry_run and (found.steps or found.differences):
+        raise typer.Exit(CHANGES)
 
 
 def _show(found: Applied) -> None:
@@ -85,5 +107,7 @@ def _show(found: Applied) -> None:
     console = make_console()
     if not (found.differences or found.steps):
         console.print("nothing differs", markup=False)
+    if found.generation:
+        console.print(f"the spec asked for last is of generation {found.generation}", markup=False)
     for reason in found.refused:
         console.print(f"refused: {reason}", markup=False, soft_wrap=True)

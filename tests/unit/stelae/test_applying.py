@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.peer_tls import PeerTls
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning
+from stelae.core.errors import AlreadyRunning, SpecChanged
 from stelae.core.records.records import ServerKind
 from stelae.deploy import asked, cluster_state, launcher, locks
 from stelae.deploy.asked import Kept, keep_spec, kept_spec, note_done, spec_of
@@ -41,9 +42,37 @@ def test_what_was_asked_is_kept_and_done_only_if_nothing_else_was_asked_since(
     assert kept_spec(tmp_path) == second
     note_done(tmp_path, second)
     found = kept_spec(tmp_path)
-    assert found == Kept(second.spec, "b", second.at_s, is_done=True)
+    assert found == Kept(second.spec, "b", second.at_s, is_done=True, generation=2)
+    assert (first.generation, second.generation) == (1, 2)
     assert spec_of(found, spec).tservers.count == 3
     assert spec_of(None, spec) is spec
+
+
+def test_a_spec_of_another_version_of_stelae_is_read(tmp_path: Path) -> None:
+    """One that counted no generations, and one that writes more than is known here."""
+    keep_spec(tmp_path, load_spec({}), is_done=True, by="a")
+    file = tmp_path / "spec.json"
+    document = json.loads(file.read_text())
+    del document["generation"]
+    file.write_text(json.dumps({**document, "later": 1}))
+    found = kept_spec(tmp_path)
+    assert found is not None
+    assert (found.by, found.generation) == ("a", 0)
+
+
+def test_an_apply_of_another_generation_is_refused_until_it_has_begun() -> None:
+    """Its own asking is a generation too, and no reason to end."""
+    work = _Apply.__new__(_Apply)
+    work.cluster, work.if_generation, work._mine = "demo", 1, None
+    work._kept = Kept({}, "ada", 1.0, generation=2)
+    with pytest.raises(SpecChanged, match="generation 2 by now, and was to be of 1"):
+        work._generation()
+    work._mine = work._kept
+    assert work._generation() == 2
+    work.if_generation, work._mine = None, None
+    assert work._generation() == 2
+    work._kept, work.if_generation = None, 0
+    assert work._generation() == 0
 
 
 def test_what_is_noted_as_done_is_not_ended_by_who_is_told(
