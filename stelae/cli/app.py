@@ -31,6 +31,7 @@ from stelae.cli.cluster.timelines import timeline_app
 from stelae.cli.cluster.tokens import token_app
 from stelae.cli.output import (
     make_console,
+    megabytes,
     print_json,
     show_status,
 )
@@ -52,6 +53,7 @@ from stelae.client.check.status import problems_of
 
 if TYPE_CHECKING:
     from stelae.core.config.spec import ClusterSpec
+    from stelae.forgetting import Stored
     from stelae.keeper_process import Up
 
 FAILED, MISUSED = 1, 2
@@ -241,7 +243,16 @@ def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
 
 
 @app.command()
-def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = False) -> None:
+def down(
+    where: WhereArgument = None,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Remove all that it stores, on every machine. Asks first."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --forget: do not ask.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Take a cluster down, in order. What it stores stays on disk.
 
     Returns when no process and no actor of it is left. A cluster that does not run is fine.
@@ -250,14 +261,43 @@ def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fals
     stelae down                 the cluster of this folder's cluster.yaml
     stelae down .stelae/demo    by its data_dir
     stelae down demo            by its name, from any node of its Ray
+    stelae down --forget        and remove its rows, for good
     """
     folder = data_dir_of(where)
+    known = _to_forget(folder, yes=yes, as_json=as_json) if forget else None
     with make_console(stderr=True).status("taking the cluster down"):
         was_up = _take_down(folder) or _take_down_in_ray(where)
+    words = "down" if was_up else f"the cluster of {folder} does not run"
+    if known is not None:
+        from stelae.forgetting import forget as forget_stored
+
+        with make_console(stderr=True).status("removing what it stores"):
+            forget_stored(folder, known)
+        words += f"; what it stored ({megabytes(known.size_bytes)} here) is removed"
+    elif forget:
+        words += "; nothing is stored there"
     if as_json:
-        print_json({"data_dir": folder, "was_up": was_up})
+        print_json({"data_dir": folder, "was_up": was_up, "forgotten": known is not None})
     else:
-        make_console().print("down" if was_up else f"the cluster of {folder} does not run")
+        make_console().print(words, markup=False, soft_wrap=True)
+
+
+def _to_forget(folder: Path, *, yes: bool, as_json: bool) -> Stored | None:
+    """What is to be removed, once somebody has agreed; None: there is nothing."""
+    from stelae.forgetting import stored
+
+    if as_json and not yes:
+        raise typer.BadParameter("with --json nobody is asked: say --yes")
+    known = stored(folder)
+    if known is not None and not yes:
+        where = f"machines {', '.join(known.machines)}" if known.machines else "this machine"
+        folders = "".join(f"\n  {each}" for each in known.folders)
+        text = (
+            f"This removes all rows of cluster {known.state.cluster!r} for good, on {where}; here "
+            f"({megabytes(known.size_bytes)}):{folders}\nRemove them?"
+        )
+        typer.confirm(text, abort=True, err=True)
+    return known
 
 
 def _take_down(folder: Path) -> bool:

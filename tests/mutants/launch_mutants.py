@@ -8,8 +8,24 @@ _START = ("tests/unit/stelae/test_http_start.py",)
 _LAUNCHED = ("tests/unit/stelae/test_launched.py",)
 _KEEPER = ("tests/unit/stelae/test_keeper_process.py",)
 _CONNECT = ("tests/unit/stelae/test_connect.py",)
+_FORGETTING = ("tests/unit/stelae/test_forgetting.py",)
 
 MUTANTS = [
+    *mutants_of(
+        "stelae/forgetting.py",
+        _FORGETTING,
+        [
+            ("    if files.secret != secret:\n", "    if False:\n"),
+            ("(*servers, *elsewhere) if is_locked(folder)", "servers if is_locked(folder)"),
+            ("(*servers, *elsewhere) if is_locked(folder)", "elsewhere if is_locked(folder)"),
+            ("    if left:\n", "    if False:\n"),
+            (
+                "        if each.name not in (STATE_FILE, SECRET_FILE):\n            each.unlink()\n",
+                "        each.unlink()\n",
+            ),
+            ("    for folder in (*elsewhere, *servers):\n", "    for folder in servers:\n"),
+        ],
+    ),
     *mutants_of(
         "stelae/applying/http_start.py",
         _START,
