@@ -57,8 +57,9 @@ class Front(Protocol):
     def finish(self, front: HttpFront, database: Connected) -> HttpFront:
         """Do what needs the servers, and write down where it answers."""
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
-        """Take away what was started. ``is_down``: the cluster is at rest, or will be soon."""
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
+        """Take away what was started, and write down why. ``is_down``: the cluster is at rest, or
+        will be soon."""
 
 
 class LaunchFront:
@@ -79,19 +80,23 @@ class LaunchFront:
             self._write_down(front)
         return front
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
         try:
             if front.url and ray.is_initialized():
                 launcher.stop_http(replace(self._state, started_serve=front.started_serve))
         finally:
             if not is_down:  # also of a front that does not end, or an apply waits for it (R3)
-                self._write_down(HttpFront())
+                self._write_down(HttpFront(), why)
 
-    def _write_down(self, front: HttpFront) -> None:
+    def _write_down(self, front: HttpFront, problem: str = "") -> None:
         cluster_state.change(
             self._state.folder,
             lambda state: replace(
-                state, http=front.url, started_serve=front.started_serve, http_starts=False
+                state,
+                http=front.url,
+                started_serve=front.started_serve,
+                http_starts=False,
+                http_problem=problem,
             ),
         )
         try:
@@ -137,10 +142,11 @@ class HttpStart:
                 front = self._starting.finish(front, self._database)
                 self._check_wanted()  # a close may have given up the wait meanwhile (R2)
                 return front
-        except BaseException:
+        except BaseException as error:
             self._can_finish.wait()
+            why = str(error) or type(error).__name__
             with _alone:
-                self._starting.give_up(front, is_down=self._is_cancelled)
+                self._starting.give_up(front, why, is_down=self._is_cancelled)
             raise
 
     def _check_wanted(self) -> None:

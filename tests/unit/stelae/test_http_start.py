@@ -54,8 +54,9 @@ class FakeFront:
         self.when_finished()
         return front
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
         self.done.append(f"given up {front.url} {'down' if is_down else 'serving'}".strip())
+        self.why = why
 
 
 @pytest.fixture
@@ -107,6 +108,7 @@ def test_what_kept_the_front_from_starting_is_told_and_the_tables_serve(
     assert http.url == ""
     assert repr(http) == "<stelae http: did not start: port 1 is in use>"
     assert front.done == ["given up  serving"]
+    assert front.why == "port 1 is in use"
 
 
 def test_the_failure_is_logged(
@@ -230,6 +232,7 @@ def test_the_url_is_written_down_when_the_front_answers(
 ) -> None:
     """What others wrote meanwhile stays; a token that was revoked has another one follow it."""
     starts = _revoked(monkeypatch, is_revoked=True)
+    assert b"http_problem" not in (kept.folder / cluster_state.STATE_FILE).read_bytes()
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     cluster_state.change(
         kept.folder, lambda state: ClusterState("demo", state.data_dir, {"m": "h:2"})
@@ -253,9 +256,11 @@ def test_a_token_that_is_good_needs_no_second_start(
 
 def test_a_front_that_failed_is_no_start_under_way(kept: ClusterState) -> None:
     """An apply need not wait for it, and starts one."""
-    LaunchFront(load_spec({"data_dir": kept.data_dir}), kept).give_up(HttpFront(), is_down=False)
+    front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
+    front.give_up(HttpFront(), "port 1 is in use", is_down=False)
     found = load_state(kept.folder)
-    assert (found.http, found.http_starts) == ("", False)
+    assert (found.http, found.http_starts, found.http_problem) == ("", False, "port 1 is in use")
+    assert cluster_state.at_rest(found).http_problem == ""
 
 
 def test_a_front_that_does_not_end_is_no_start_under_way_either(
@@ -270,7 +275,7 @@ def test_a_front_that_does_not_end_is_no_start_under_way_either(
     monkeypatch.setattr(launcher, "stop_http", stop)
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     with pytest.raises(RetryLater, match="Serve does not answer"):
-        front.give_up(HttpFront(URL, True), is_down=False)
+        front.give_up(HttpFront(URL, True), "no leader", is_down=False)
     assert not load_state(kept.folder).http_starts
 
 
@@ -278,7 +283,7 @@ def test_a_cluster_that_is_down_is_written_down_by_who_took_it_down(kept: Cluste
     """Its folder may be gone, too, and is not made again."""
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     before = (kept.folder / cluster_state.STATE_FILE).read_bytes()
-    front.give_up(HttpFront(), is_down=True)
+    front.give_up(HttpFront(), "it was closed", is_down=True)
     assert (kept.folder / cluster_state.STATE_FILE).read_bytes() == before
     gone = kept.folder / "gone"
     cluster_state.change(gone, lambda state: state)
