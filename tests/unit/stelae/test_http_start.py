@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from stelae.applying.front import wait_front
 from stelae.applying.http_start import HttpStart, LaunchFront
 from stelae.applying.run import Applied
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, RetryLater
+from stelae.core.errors import AlreadyRunning, RetryLater, Unavailable
 from stelae.deploy import cluster_state, launcher
 from stelae.deploy.changed import Connected
 from stelae.deploy.cluster_state import ClusterState, load_state
@@ -199,6 +201,68 @@ def test_no_front_starts_while_a_cluster_is_taken_down(
         begin(second)
         assert not second.is_starting.wait(0.05)
     assert second.is_starting.wait(LONG_S)
+
+
+def _in_child(work: Callable[[], bool]) -> bool:
+    """Whether it returns true in a forked child, which ends with it."""
+    pid = os.fork()
+    if pid == 0:
+        result = 2
+        try:
+            result = 0 if work() else 1
+        finally:
+            os._exit(result)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(
+    begin: Callable[[FakeFront], HttpStart],
+) -> None:
+    """It is told at once who starts the front, and may start one for a cluster of its own, while
+    the parent's goes on (R4). What was known before the fork it knows."""
+    front = FakeFront()
+    http = begin(front)
+    assert front.is_starting.wait(LONG_S)
+
+    def is_told() -> bool:
+        with pytest.raises(Unavailable, match=rf"process {os.getppid()}, from which this one was"):
+            http.wait(LONG_S)
+        http.settle()
+        return http.url == ""
+
+    def starts_its_own() -> bool:
+        own = FakeFront()
+        own.may_start.set()
+        started = HttpStart(own)
+        started.serve_tables(DATABASE)
+        return started.wait(LONG_S) == URL
+
+    began = time.monotonic()
+    assert _in_child(is_told)
+    assert _in_child(starts_its_own)
+    assert time.monotonic() - began < LONG_S / 2
+    front.may_start.set()
+    http.serve_tables(DATABASE)
+    assert http.wait(LONG_S) == URL
+    assert _in_child(lambda: http.wait(LONG_S) == http.url == URL)
+
+
+def test_a_forked_child_knows_of_a_front_that_had_failed(
+    begin: Callable[[FakeFront], HttpStart],
+) -> None:
+    """And why, as its parent does."""
+    front = FakeFront(AlreadyRunning("port 1 is in use"))
+    http = begin(front)
+    front.may_start.set()
+    http.serve_tables(DATABASE)
+    http.settle()
+
+    def is_told() -> bool:
+        with pytest.raises(AlreadyRunning, match="port 1 is in use"):
+            http.wait(LONG_S)
+        return True
+
+    assert _in_child(is_told)
 
 
 # ---- what is written down -----------------------------------------------------------------------
