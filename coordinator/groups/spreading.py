@@ -119,7 +119,7 @@ def layout_of(
         tuple(tablets),
         leaders,
         {load.server.uuid: load.server.place for load in loads},
-        {load.server.uuid: load.room_bytes for load in loads},
+        {load.server.uuid: load.memory_limit_bytes for load in loads},
         {seen.server.uuid: _owned(seen) for seen in liveness.live(ServerKind.TSERVER, now)},
         {load.server.uuid: load.room_bytes for load in loads},
     )

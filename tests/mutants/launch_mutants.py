@@ -38,7 +38,10 @@ MUTANTS = [
                 "        self.lock = threading.Lock()\n        forget_in_children(self)\n",
                 "        self.lock = threading.Lock()\n",
             ),
-            ("            self._front.set_result(outcome)\n            return\n", ""),
+            (
+                "        if isinstance(outcome, HttpFront):\n            self._front",
+                "        if False:\n            self._front",
+            ),
             (
                 "                self._check_wanted()  # a close may have",
                 "                # a close may have",

@@ -127,7 +127,7 @@ def test_files_are_read_where_they_are(tmp_path: Path, no_ray: list[str]) -> Non
     three["servers"][2]["node"] = "b"
     (told,) = deployed(database(str(tmp_path)), three)["warnings"]
     assert told.startswith("servers are on 2 nodes, too few for the copies of masters (3)")
-    unknown = {"away": None, "http": None, "warnings": []}
+    unknown: dict[str, Any] = {"away": None, "http": None, "warnings": []}
     assert deployed(database(), three) == unknown
     del spec["placement"]
     keep_spec(tmp_path, load_spec(spec), is_done=True)
