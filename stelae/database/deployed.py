@@ -44,7 +44,7 @@ def deployed(database: Placed, status: Mapping[str, Any], *, join: bool = False)
     away = away_of(database, status, join=join)
     try:
         state, spec = _files(database, join=join)
-    except StelaeError as error:
+    except (StelaeError, OSError, ValueError, TypeError) as error:  # of another user, or damaged
         return {"away": away, "http": None, "warnings": [f"the cluster's files: {error}"]}
     spread = (spec.get("placement") or {}).get("spread")
     warnings = [] if spread is None else spread_warnings(status, has_racks=spread != "node")
@@ -74,7 +74,7 @@ def away_of(database: Placed, status: Mapping[str, Any], *, join: bool = False) 
                 return {"since": {}, "servers": [], "problem": why}
             join_ray(database.ray_address)
         return ask_away(database.cluster, AWAY_TIMEOUT_S)
-    except StelaeError as error:
+    except (StelaeError, OSError, ValueError, TypeError) as error:  # its files are read as well
         return {"since": {}, "servers": [], "problem": str(error)}
 
 

@@ -104,6 +104,13 @@ def test_trouble_is_shown_and_not_raised(
     first, second = deployed_lines(deployed(database(str(tmp_path)), DEAD))
     assert first.startswith("it is not known which machines are away: ")
     assert second.startswith("warning: the cluster's files: ")
+    (tmp_path / SECRET_FILE).write_bytes(b"0" * 32)
+    (tmp_path / "cluster.json").unlink()
+    ClusterState("demo", str(tmp_path), {"m": "127.0.0.1:1"}).save()
+    (tmp_path / "spec.json").write_text("{")
+    assert deployed_lines(deployed(database(str(tmp_path)), DEAD))[1].startswith("warning: ")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert "not known which machines" in deployed_lines(deployed(database(str(tmp_path)), DEAD))[0]
 
 
 def test_files_are_read_where_they_are(tmp_path: Path, no_ray: list[str]) -> None:
