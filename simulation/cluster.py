@@ -19,6 +19,7 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
 from stelae.core.runtime import Runtime
+from stelae.simulation.replacing import Replacing
 from stelae.simulation.world.node import Factory
 from stelae.simulation.world.world import World
 
@@ -111,6 +112,8 @@ class SimCluster:
         self.world.may_lose_together = self.outlives
         self.world.holds_what_is_believed = self.holds_what_is_believed
         await self.world.wait_ready()
+        if self.world.options.replace_after_s:
+            Replacing(self.world, self).begin()
 
     def _start_tserver(self, name: str) -> None:
         self.world.start(

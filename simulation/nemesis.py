@@ -338,6 +338,9 @@ class Nemesis:
             drawn += gray_faults_of(world, duration_s)
             drawn += node_faults_of(world, duration_s, losable)
             drawn += rack_faults_of(world, duration_s)
+            if world.options.replace_after_s:
+                # A disk on another node would keep the UUID that is fenced with its former name.
+                drawn = [action for action in drawn if action.kind != "swap"]
             world.schedule = sorted(drawn, key=lambda action: action.at_s)
         return cls(world, world.schedule)
 

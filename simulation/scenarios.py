@@ -147,6 +147,9 @@ def on_nodes(scenario: Scenario) -> Scenario:
             await world.wait_until(
                 world.holds_what_is_believed, BELIEVED_S, "backups have what owners believe"
             )
+            await world.wait_until(
+                lambda: not world.formers(), BELIEVED_S, "servers that were replaced end themselves"
+            )
 
     return replace(
         scenario,

@@ -77,9 +77,11 @@ class SpecHost:
         self._is_stopped.set()
 
     def away(self) -> Document:
-        """Machines that are away, since when, and what becomes of their servers; see `Verdict`."""
+        """Machines that are away, since when, which servers are there, and what becomes of those
+        that may be replaced; see `Verdict`."""
         return {
             "since": dict(self._replacing.away_since),
+            "there": dict(self._replacing.there),
             "servers": [asdict(each) for each in self._replacing.verdicts],
         }
 

@@ -78,8 +78,15 @@ class Layout:
     nodes: dict[ServerUuid, Place]
     """Places of servers that may get something new."""
     rooms: dict[ServerUuid, int]
+    """Memory limits of these servers, in bytes."""
     beside: dict[ServerUuid, float]
     """Load of tablets with segments, by server."""
+    free_bytes: dict[ServerUuid, int]
+    """Memory of these servers that no tablet of any kind needs."""
+
+    def has_room(self, tablet: Placed, target: ServerUuid) -> bool:
+        """Whether a server has memory for one more replica (decisions §66)."""
+        return tablet.size_bytes <= self.free_bytes[target]
 
 
 def layout_of(
@@ -114,6 +121,7 @@ def layout_of(
         {load.server.uuid: load.server.place for load in loads},
         {load.server.uuid: load.memory_limit_bytes for load in loads},
         {seen.server.uuid: _owned(seen) for seen in liveness.live(ServerKind.TSERVER, now)},
+        {load.server.uuid: load.room_bytes for load in loads},
     )
 
 
@@ -148,6 +156,8 @@ def _step(
 ) -> Step | None:
     """The first step that there is, of those allowed."""
     tablets, nodes, rooms = layout.tablets, layout.nodes, layout.rooms
+    # A server that is out of memory would give tablets with segments away for the replica.
+    may_hold = both(may_hold, layout.has_room)
     move = next_separation(tablets, nodes, rooms, may_take=may_hold)
     move = move or next_move(tablets, nodes, rooms, may_take=may_hold)
     if move is not None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stelae.coordinator.placement.assignment import FULL, Avoided
+from stelae.coordinator.placement.assignment import Avoided
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
@@ -126,7 +126,7 @@ def next_separation(
 ) -> tuple[TabletId, ReplicaMove] | None:
     """The best move of a replica that shares a node or a rack with others of its tablet to a server
     where it shares less; None if none does, or if there is nowhere to go. Arguments as in
-    `next_move`; a server without room for the replica is no target."""
+    `next_move`."""
     sizes = Sizes(tablets, nodes, rooms, lambda tablet: tablet.members)
     best: tuple[tuple[tuple[int, int], float, bool], TabletId, ReplicaMove] | None = None
     for tablet in tablets:
@@ -136,7 +136,7 @@ def next_separation(
                 left = nodes[target].crowd(others)
                 if target in tablet.members or left >= (on_node, in_rack):
                     continue
-                if not may_take(tablet, target) or not sizes.fits(target, tablet.size_bytes):
+                if not may_take(tablet, target):
                     continue
                 evens = sizes.gain(source, target, tablet.size_bytes)
                 gain = on_node - left[0], in_rack - left[1]
@@ -177,12 +177,6 @@ class Sizes:
         mean = sum(known) / len(known) if known and min(known) > 0 else 0.0
         self._room = {uuid: rooms[uuid] / mean if mean else 1.0 for uuid in nodes}
         """In rooms of the mean server."""
-        self._most = rooms
-
-    def fits(self, uuid: ServerUuid, size_bytes: int) -> bool:
-        """Whether a server has room for so many bytes more, as far as its room is known."""
-        most = self._most.get(uuid, 0)
-        return most == 0 or self._bytes[uuid] + size_bytes <= FULL * most
 
     def by_fill(self) -> list[ServerUuid]:
         """The fullest first."""

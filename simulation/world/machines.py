@@ -18,6 +18,8 @@ from stelae.core.places import Place
 from stelae.simulation.world.node import Node
 
 FIRST_PORT = 7001
+FORMER = "former"
+"""Kind of a server that was started elsewhere, and is started on its former disk as well."""
 SPARE_PORTS = 1
 """Number of ports of a node that none of its servers needs."""
 SPARE_HOSTS = 1
@@ -44,7 +46,7 @@ class Machines:
 
     def choose(self, kind: str, nodes: Iterable[Node]) -> str:
         """Choose the node of a new server, among those that have power."""
-        there = [node for node in nodes if node.kind != "zombie"]
+        there = [node for node in nodes if node.kind not in ("zombie", FORMER)]
         kinds = [self.place(node.machine) for node in there if node.kind == kind]
         every = [self.place(node.machine) for node in there]
         up = [self.place(name) for name in self.names if name not in self.down]

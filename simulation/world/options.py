@@ -11,6 +11,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+REPLACING_RATE = 0.25
+"""Share of the worlds on nodes whose servers are started elsewhere when their node stays away."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -123,6 +126,8 @@ class Options:
     """Mean time between two faults of whole nodes; 0: none."""
     node_duration_mean_s: float = 4.0
     """Mean time for which a node has no power, or is cut off."""
+    replace_after_s: float = 0.0
+    """Time after which servers of a node without power are started elsewhere; 0: never."""
     healing_s: float = 20.0
     """Least time between two lost disks: so long the system has to restore its promise."""
 
@@ -199,12 +204,24 @@ class Options:
 
         servers = self.servers
         racks, rack_gap_mean_s = _draw_racks(random.Random(f"{seed}/rack options"), nodes)
+        gap_mean_s, duration_mean_s = rng.choice([2.0, 4.0, 8.0]), rng.choice([0.5, 2.0, 6.0])
+        # A stream of its own: worlds without replacements are what they were before there were any,
+        # the kept seeds and the finds of planted bugs among them.
+        replacing = random.Random(f"{seed}/options of replacements")
+        replace_after_s = 0.0
+        if replacing.random() < REPLACING_RATE:
+            replace_after_s = replacing.choice([1.0, 3.0])
+            gap_mean_s, duration_mean_s = (
+                replacing.choice([1.0, 2.0]),
+                replacing.choice([6.0, 15.0]),
+            )
         return self.but(
             nodes=nodes,
             racks=racks,
             rack_gap_mean_s=rack_gap_mean_s,
-            node_gap_mean_s=rng.choice([2.0, 4.0, 8.0]),
-            node_duration_mean_s=rng.choice([0.5, 2.0, 6.0]),
+            node_gap_mean_s=gap_mean_s,
+            node_duration_mean_s=duration_mean_s,
+            replace_after_s=replace_after_s,
             servers=Servers(
                 servers.masters,
                 enough(servers.tservers),

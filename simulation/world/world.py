@@ -21,7 +21,7 @@ from stelae.core.runtime import ProcessIdentity
 from stelae.simulation.world.disk import InjectedDiskError, SimDisk, SimDiskView
 from stelae.simulation.world.instance import SimClock, SimMetrics, SimRuntime
 from stelae.simulation.world.loop import SimLoop
-from stelae.simulation.world.machines import Machines
+from stelae.simulation.world.machines import FORMER, Machines
 from stelae.simulation.world.near_files import SimNearFile
 from stelae.simulation.world.network import Network, SimPeers
 from stelae.simulation.world.node import Factory, Node, SimulationFailure
@@ -401,6 +401,62 @@ class World:
         node.server = None
         self._start_process(node)
         return zombie.name
+
+    def replace(self, name: str, machine: str, *, keeps_former: bool) -> str:
+        """Start a server on another machine, with an empty disk.
+
+        Args:
+            keeps_former: once its machine has power, a server of its name is started there on its
+                former disk, too; it has to end itself, and is not started again.
+
+        Returns:
+            The name of the former server; empty: there is none.
+        """
+        node = self.nodes[name]
+        assert not node.fixed_port, f"{name} has a fixed port, and stays where it is"
+        self.crash(name, restart=False)
+        self.machines.waiting.pop(name, None)
+        former = ""
+        if keeps_former:
+            former = self._make_former(node)
+        self._leave_cut(node, former)
+        self.note(name, f"is started on {machine}, with an empty disk")
+        node.disks_lost += 1
+        node.disk = self._make_disk(f"{name}/{node.lives}")
+        node.machine = machine
+        self._start_process(node)
+        return former
+
+    def _make_former(self, node: Node) -> str:
+        """A server on the disk of ``node``, to be started when its machine has power."""
+        assert node.machine in self.machines.down, f"{node.machine} has power"
+        former = Node(f"{node.name}~{node.lives}", FORMER, node.machine, node.port, node.disk)
+        former.host, former.factory, former.exits = node.host, node.factory, node.exits
+        former.auto_restart = former.fixed_port = False
+        former.disk.name = former.name
+        self.nodes[former.name] = former
+        self.machines.waiting[former.name] = None
+        return former.name
+
+    def _leave_cut(self, node: Node, former: str) -> None:
+        """A server that leaves a machine without power reaches the others, and they reach it."""
+        here, others = self.machines.down.get(node.machine, ([], []))
+        if node.name not in here:
+            return
+        here.remove(node.name)
+        self.unpartition([node.name], others)
+        self.unpartition(others, [node.name])
+        others.append(node.name)
+        self.partition([node.name], here)
+        self.partition(here, [node.name])
+        if former:
+            here.append(former)
+            self.partition([former], others)
+            self.partition(others, [former])
+
+    def formers(self) -> list[str]:
+        """Servers that were replaced, and run."""
+        return [node.name for node in self.nodes.values() if node.kind == FORMER and node.running]
 
     async def stop(self, name: str, timeout_s: float = 60.0) -> None:
         """Stop a server in good order: its ``stop``, then the end of its process.

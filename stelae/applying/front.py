@@ -220,7 +220,11 @@ def change_front(spec: ClusterSpec, home: Path) -> None:
     cluster_state.change(
         home,
         lambda known: replace(
-            known, http=front.url, started_serve=front.started_serve, http_starts=False
+            known,
+            http=front.url,
+            started_serve=front.started_serve,
+            http_starts=False,
+            http_problem="",
         ),
     )
 

@@ -10,8 +10,10 @@ Rules:
 - R2: a cluster is taken down only once its front has started or failed, or after `SETTLE_S`. A
   front that is given up before is taken away by the thread itself.
 - R3: while the front starts, ``cluster.json`` says so (``http_starts``), and an apply waits.
+- R4: a forked child waits for nothing that its parent starts: it has no such thread, and a lock may
+  be held by it.
 
-Decisions §72.
+Decisions §58, §72.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import ray
 
 from stelae.applying.front import start_http
 from stelae.core.config.spec import ClusterSpec
-from stelae.core.errors import RetryLater
+from stelae.core.errors import RetryLater, Unavailable
+from stelae.core.forks import forget_in_children
 from stelae.deploy import cluster_state, launcher
 from stelae.deploy.changed import Connected
 from stelae.deploy.cluster_files import publish
@@ -45,7 +48,20 @@ SETTLE_S = 60.0
 GIVEN_UP_S = 5.0
 """The same, of a front that was given up before."""
 
-_alone = threading.Lock()
+
+class _Alone:
+    """The lock by which one front at a time starts in a process (R1)."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """Let a forked child start a front of its own, whatever its parent does just now (R4)."""
+        self.lock = threading.Lock()
+
+
+_alone = _Alone()
 
 
 class Front(Protocol):
@@ -57,8 +73,9 @@ class Front(Protocol):
     def finish(self, front: HttpFront, database: Connected) -> HttpFront:
         """Do what needs the servers, and write down where it answers."""
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
-        """Take away what was started. ``is_down``: the cluster is at rest, or will be soon."""
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
+        """Take away what was started, and write down why. ``is_down``: the cluster is at rest, or
+        will be soon."""
 
 
 class LaunchFront:
@@ -79,19 +96,23 @@ class LaunchFront:
             self._write_down(front)
         return front
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
         try:
             if front.url and ray.is_initialized():
                 launcher.stop_http(replace(self._state, started_serve=front.started_serve))
         finally:
             if not is_down:  # also of a front that does not end, or an apply waits for it (R3)
-                self._write_down(HttpFront())
+                self._write_down(HttpFront(), why)
 
-    def _write_down(self, front: HttpFront) -> None:
+    def _write_down(self, front: HttpFront, problem: str = "") -> None:
         cluster_state.change(
             self._state.folder,
             lambda state: replace(
-                state, http=front.url, started_serve=front.started_serve, http_starts=False
+                state,
+                http=front.url,
+                started_serve=front.started_serve,
+                http_starts=False,
+                http_problem=problem,
             ),
         )
         try:
@@ -106,20 +127,25 @@ class HttpStart:
     def __init__(self, front: Front) -> None:
         self._starting = front
         self._front: Future[HttpFront] = Future()
+        self._outcome: HttpFront | BaseException | None = None
+        """What the future has: to be read without its lock."""
         self._database: Connected | None = None
         self._can_finish = threading.Event()
         self._is_cancelled = False
         self._pid = os.getpid()
+        forget_in_children(self)
         # At exit Ray ends: a thread that still calls it then would crash the process.
         atexit.register(self.settle)
         threading.Thread(target=self._run, daemon=True, name="stelae http").start()
 
     def _run(self) -> None:
         try:
-            self._front.set_result(self._started())
+            front = self._outcome = self._started()
+            self._front.set_result(front)
         except BaseException as error:  # also SystemExit, or `wait` would find no reason
             if not self._is_cancelled:
                 logger.warning("the HTTP front did not start; tables can be used: %s", error)
+            self._outcome = error
             self._front.set_exception(error)
         finally:
             atexit.unregister(self.settle)
@@ -127,21 +153,35 @@ class HttpStart:
     def _started(self) -> HttpFront:
         front = HttpFront()
         try:
-            with _alone:
+            with _alone.lock:
                 self._check_wanted()
                 front = self._starting.start()
             self._can_finish.wait()
-            with _alone:
+            with _alone.lock:
                 self._check_wanted()
                 assert self._database is not None
                 front = self._starting.finish(front, self._database)
                 self._check_wanted()  # a close may have given up the wait meanwhile (R2)
                 return front
-        except BaseException:
+        except BaseException as error:
             self._can_finish.wait()
-            with _alone:
-                self._starting.give_up(front, is_down=self._is_cancelled)
+            why = str(error) or type(error).__name__
+            with _alone.lock:
+                self._starting.give_up(front, why, is_down=self._is_cancelled)
             raise
+
+    def forget(self) -> None:
+        """Keep what was known at the fork, in a forked child; what starts is the parent's (R4)."""
+        outcome = self._outcome
+        self._front, self._can_finish = Future(), threading.Event()
+        if isinstance(outcome, HttpFront):
+            self._front.set_result(outcome)
+            return
+        why = (
+            f"process {self._pid}, from which this one was forked, was starting it at the fork: "
+            "wait there, or look at status()['http'] here"
+        )
+        self._front.set_exception(outcome or Unavailable("the HTTP front", why))
 
     def _check_wanted(self) -> None:
         if self._is_cancelled:
@@ -171,12 +211,12 @@ class HttpStart:
     def alone(self) -> Iterator[None]:
         """Keep fronts of this process from starting meanwhile (R1). After a timeout, go on: taking
         a cluster down must not depend on the front of another one."""
-        is_held = _alone.acquire(timeout=GIVEN_UP_S if self._is_cancelled else SETTLE_S)
+        is_held = _alone.lock.acquire(timeout=GIVEN_UP_S if self._is_cancelled else SETTLE_S)
         try:
             yield
         finally:
             if is_held:
-                _alone.release()
+                _alone.lock.release()
 
     @contextmanager
     def given_up(self) -> Iterator[None]:

@@ -105,6 +105,8 @@ class Replacing:
         """Of the last look."""
         self.away_since: dict[str, float] = {}
         """The same as people read it, in seconds since 1970."""
+        self.there: dict[str, list[str]] = {}
+        """The servers of each machine that is away, masters too."""
 
     def step(
         self, cluster: str, connect: Callable[[], AbstractContextManager[ChangedCluster]]
@@ -116,7 +118,7 @@ class Replacing:
         with home_of(cluster, (self._data_dir,)) as home:
             known = known_at(home)
             if known is None:
-                self._away, self.verdicts, self.away_since = {}, [], {}
+                self._away, self.verdicts, self.away_since, self.there = {}, [], {}, {}
                 return
             self._look_at_nodes(known)  # also while no master leads
             if self._half == [] and (not self._away or _replace_after(known) is None):
@@ -185,10 +187,12 @@ class Replacing:
         self._nodes_seen_at = now
         wall = time.time()
         self.away_since = {machine: wall - (now - since) for machine, since in self._away.items()}
+        everyone = sorted(known.state.machines.items())
+        self.there = {m: [name for name, on in everyone if on == m] for m in self._away}
 
     def _look(self, database: ChangedCluster, known: Known) -> Look:
         spec, placed = known.spec, placed_servers(known)
-        status = database.status()
+        status = database._loop.run(database._database.status())
         actors = cluster_actors(database.cluster)
         half, now = half_replaced(status), self._now()
         self._half = half

@@ -117,7 +117,8 @@ def away_lines(told: Document) -> list[str]:
     found = []
     for machine, since_s in told["since"].items():
         since = datetime.fromtimestamp(since_s, UTC).isoformat(" ", "seconds")
-        found.append(f"machine {machine} is away since {since}")
+        there = ", ".join(told.get("there", {}).get(machine, ()))
+        found.append(f"machine {machine} is away since {since}" + (f": {there}" if there else ""))
     for each in told["servers"]:
         what = "waits" if each["next"] == "wait" else "is started elsewhere now"
         found.append(f"{each['name']} {what}: {each['why']}")

@@ -404,8 +404,10 @@ def status(
     stelae status --max-staleness 60    while the masters have no leader, too
     stelae status --json | jq '.servers[] | select(.state == "dead")'
     """
+    from stelae.database.deployed import front_problems
+
     document = read_status(where, max_staleness)
-    problems = problems_of(document)
+    problems = problems_of(document) + front_problems(document.get("http"))
     if as_json:
         print_json({**document, "problems": problems})
     else:

@@ -139,6 +139,8 @@ def _recovery_state(recovery: dict[str, Any]) -> str:
 
 
 def show_status(document: dict[str, Any], problems: list[str]) -> None:
+    from stelae.database.deployed import deployed_lines
+
     servers = [
         [
             server["id"],
@@ -175,6 +177,8 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     show_copies(document["copies"])
     show_shortages(document.get("shortages", []))
     out = make_console()
+    for line in deployed_lines(document):
+        out.print(line, style="yellow", markup=False, soft_wrap=True)
     for problem in problems:
         out.print(problem, style="red", markup=False)
     if not problems:

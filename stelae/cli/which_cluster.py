@@ -117,4 +117,4 @@ def join(address: str) -> None:
 def read_status(path: Path | None, max_staleness: float | None = None) -> dict[str, Any]:
     """Its status document."""
     with open_cluster(path) as database:
-        return database.status(max_staleness=max_staleness, timeout=STATUS_TIMEOUT_S)
+        return database._status(max_staleness, STATUS_TIMEOUT_S, join=True)

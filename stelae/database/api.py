@@ -533,9 +533,22 @@ class Database(Operations, DatabaseIndexes, Backups):
         """Servers, tables, tablets, and how recoveries go: the status document.
 
         ``max_staleness``: see `table`. A follower does not know how much is in tablets (None).
+
+        Inside the cluster it also has ``away`` (machines that are away, if this process is
+        connected to Ray), and from the cluster's data_dir, if it was connected by that, ``http``
+        (its HTTP front) and ``warnings``.
         """
+        return self._status(max_staleness, timeout, join=False)
+
+    def _status(self, max_staleness: float | None, timeout: float, *, join: bool) -> dict[str, Any]:
+        """``join``: see `deployed`."""
         work = self._database.status(max_staleness=max_staleness, timeout=timeout)
-        return self._loop.run(work)
+        status = self._loop.run(work)
+        if self.link is None:
+            return status
+        from stelae.database.deployed import deployed
+
+        return {**status, **deployed(self, status, join=join)}
 
     def close(self) -> None:
         """End the connections of this process; again is fine. Those of a parent, of children, and

@@ -34,6 +34,9 @@ class ClusterState:
     """URL of its HTTP front, while it runs."""
     http_starts: bool = False
     """Whether the process that launched it still starts its HTTP front."""
+    http_problem: str = ""
+    """Why its HTTP front did not start, while it runs without one. Not written down if empty, so
+    that versions before can read the file."""
     cas_store: str = ""
     """Origin of its configuration store, for ever; empty: its masters."""
     started_serve: bool = False
@@ -73,6 +76,8 @@ class ClusterState:
         known = load_state(self.folder).version if path.exists() else 0
         document = asdict(replace(self, version=max(self.version, known) + 1))
         del document["home"]
+        if not self.http_problem:
+            del document["http_problem"]
         write_file(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
@@ -134,5 +139,5 @@ def newest(state: ClusterState) -> ClusterState:
 
 def at_rest(state: ClusterState) -> ClusterState:
     """The state of a cluster that does not run."""
-    stopped = replace(state, http="", started_serve=False, http_starts=False)
+    stopped = replace(state, http="", started_serve=False, http_starts=False, http_problem="")
     return replace(stopped, ray_address="", keeper_pid=0)

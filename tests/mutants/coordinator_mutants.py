@@ -95,6 +95,14 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "coordinator/groups/spreading.py",
+        (f"{_UNIT}/groups/test_group_balance.py",),
+        [
+            ("both(may_hold, layout.has_room)", "may_hold"),
+            ("load.room_bytes for load in loads}", "load.memory_limit_bytes for load in loads}"),
+        ],
+    ),
+    *mutants_of(
         "coordinator/moves/relief.py",
         _MOVES,
         [

@@ -31,20 +31,33 @@ MUTANTS = [
         _START,
         [
             (
-                "            with _alone:\n                self._check_wanted()\n"
+                "            with _alone.lock:\n                self._check_wanted()\n"
                 "                front = self._starting.start()\n",
                 "            self._check_wanted()\n            front = self._starting.start()\n",
             ),
             ("            if is_held:\n", "            if False:\n"),
             (
-                "            with _alone:\n                self._check_wanted()\n"
+                "            with _alone.lock:\n                self._check_wanted()\n"
                 "                assert self._database",
-                "            with _alone:\n                assert self._database",
+                "            with _alone.lock:\n                assert self._database",
             ),
             ("is_down=self._is_cancelled)", "is_down=False)"),
             ("            if not is_down:  # also", "            if True:  # also"),
             ("if front.url and drop_revoked(database, state.data_dir):", "if False:"),
-            ("started_serve=front.started_serve, http_starts=False\n", "http_starts=True\n"),
+            ("http_starts=False,\n", "http_starts=True,\n"),
+            ("http_problem=problem,\n", 'http_problem="",\n'),
+            (
+                "        self._pid = os.getpid()\n        forget_in_children(self)\n",
+                "        self._pid = os.getpid()\n",
+            ),
+            (
+                "        self.lock = threading.Lock()\n        forget_in_children(self)\n",
+                "        self.lock = threading.Lock()\n",
+            ),
+            (
+                "        if isinstance(outcome, HttpFront):\n            self._front",
+                "        if False:\n            self._front",
+            ),
             (
                 "                self._check_wanted()  # a close may have",
                 "                # a close may have",

@@ -60,8 +60,13 @@ MUTANTS = [
                 "    return True\n",
             ),
             ("or left >= (on_node, in_rack):", "or left > (on_node, in_rack):"),
-            (" or not sizes.fits(target, tablet.size_bytes):", ":"),
-            ("if not may_take(tablet, target) or not sizes", "if not sizes"),
+            (
+                "                if not may_take(tablet, target):\n                    continue\n"
+                "                evens = sizes.gain(source, target, tablet.size_bytes)\n"
+                "                gain = ",
+                "                evens = sizes.gain(source, target, tablet.size_bytes)\n"
+                "                gain = ",
+            ),
         ],
     ),
     *mutants_of(

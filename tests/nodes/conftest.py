@@ -17,14 +17,16 @@ from tests.nodes.over_nodes import OverNodes
 
 NODES = 3
 """Number of nodes with a namespace; the head is the fourth."""
+DEFAULT: dict[str, Any] = {"cas_store": {"url": "sqlite:///cas.db"}, "tls": {"mode": "internal"}}
+"""What the spec of a module says that names nothing in ``SPEC``: nothing of nodes."""
 
 
 @pytest.fixture(scope="module")
-def network(ray_folder: Path) -> Iterator[NodeNetwork]:
-    """A Ray of a head and `NODES` nodes."""
+def network(request: pytest.FixtureRequest, ray_folder: Path) -> Iterator[NodeNetwork]:
+    """A Ray of a head and `NODES` nodes, with the module's ``RACKS``, if it has any."""
     if why := why_not():
         pytest.skip(why)
-    made = NodeNetwork(ray_folder, NODES)
+    made = NodeNetwork(ray_folder, NODES, getattr(request.module, "RACKS", ()))
     try:
         made.start()
         yield made
@@ -35,9 +37,13 @@ def network(ray_folder: Path) -> Iterator[NodeNetwork]:
 
 @pytest.fixture(scope="module")
 def over_nodes(
-    network: NodeNetwork, ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
+    request: pytest.FixtureRequest,
+    network: NodeNetwork,
+    ray_folder: Path,
+    small_spec: Callable[..., dict[str, Any]],
 ) -> Iterator[OverNodes]:
-    """Launched by a spec that says nothing of nodes, and with TLS between them."""
+    """Launched with a server of each kind on each node, three masters, and the module's ``SPEC``
+    in addition."""
     servers = len(network.nodes) + 1
     spec = small_spec(
         ray_folder / "data",
@@ -45,11 +51,10 @@ def over_nodes(
         tservers={"count": servers, "memory": "64MiB"},
         backups={"count": servers},
         safekeepers={"count": servers},
-        cas_store={"url": "sqlite:///cas.db"},
-        tls={"mode": "internal"},
+        **getattr(request.module, "SPEC", DEFAULT),
     )
     with stelae.launch(spec) as database:
-        found = OverNodes(network, database)
+        found = OverNodes(network, database, spec)
         try:
             yield found
         finally:

@@ -26,8 +26,9 @@ DURABILITIES: dict[str, Any] = {
 class OverNodes:
     """A running cluster with a table of each durability, and the clients that write to them."""
 
-    def __init__(self, network: NodeNetwork, database: Database) -> None:
+    def __init__(self, network: NodeNetwork, database: Database, spec: dict[str, Any]) -> None:
         self.network = network
+        self.spec = spec
         self.database = database
         self.cluster = ClusterFixture(database, limit_s=LIMIT_S)
         for name, durability in DURABILITIES.items():

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-import ray
 
-import stelae
 from stelae.core.records.records import ServerKind
-from tests.nodes.networks import HEAD, NodeNetwork, why_not
+from tests.nodes.networks import HEAD
 from tests.nodes.over_nodes import OverNodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 RACKS = ("r1", "r1", "r2", "")
 """Of the head and of three nodes: the last one is a rack of its own."""
+SPEC = {"placement": {"spread": ["node", "rack"]}}
 
 
-@pytest.fixture(scope="module")
-def racked(
-    ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
-) -> Iterator[tuple[NodeNetwork, OverNodes]]:
-    """Launched with a server of each kind on each node; masters are three."""
-    if why := why_not():
-        pytest.skip(why)
-    network = NodeNetwork(ray_folder, len(RACKS) - 1, RACKS)
-    try:
-        network.start()
-        servers = len(RACKS)
-        spec = small_spec(
-            ray_folder / "data",
-            ray={"address": network.ray_address},
-            placement={"spread": ["node", "rack"]},
-            tservers={"count": servers, "memory": "64MiB"},
-            backups={"count": servers},
-            safekeepers={"count": servers},
-        )
-        with stelae.launch(spec) as database:
-            found = OverNodes(network, database)
-            try:
-                yield network, found
-            finally:
-                found.cluster.load.stop()
-    finally:
-        ray.shutdown()
-        network.end()
-
-
-def test_copies_are_in_different_racks(racked: tuple[NodeNetwork, OverNodes]) -> None:
+def test_copies_are_in_different_racks(over_nodes: OverNodes) -> None:
     """Masters, replicas of tablets, and safekeepers: three of each, in three racks."""
-    network, over_nodes = racked
+    network = over_nodes.network
     assert HEAD in network.racks
     over_nodes.wait_writes("writes to every table")
     servers = over_nodes.servers()

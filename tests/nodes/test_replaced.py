@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import stelae
 from stelae.runtime.files import LOCK_FILE
-from tests.nodes.networks import NodeNetwork, RayNode
+from tests.nodes.networks import RayNode
 from tests.nodes.over_nodes import DURABILITIES, LIMIT_S, OverNodes
 from tests.until import NO_LEADER, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
+SPEC = {"placement": {"spread": "node", "replace_after": "20s"}}
 REPLACED_S = 400.0
 """Upper bound of the replacement of all servers of a node, one after the other."""
-
-
-@pytest.fixture(scope="module")
-def replacing(
-    network: NodeNetwork, ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
-) -> Iterator[tuple[OverNodes, dict[str, Any]]]:
-    """Servers of each kind on each node, and 20 s for a node to come back."""
-    servers = len(network.nodes) + 1
-    spec = small_spec(
-        ray_folder / "data",
-        ray={"address": network.ray_address},
-        placement={"spread": "node", "replace_after": "20s"},
-        tservers={"count": servers, "memory": "64MiB"},
-        backups={"count": servers},
-        safekeepers={"count": servers},
-    )
-    with stelae.launch(spec) as database:
-        found = OverNodes(network, database)
-        try:
-            yield found, spec
-        finally:
-            found.cluster.load.stop()
 
 
 def servers_on(node: RayNode) -> list[str]:
@@ -60,12 +36,10 @@ def servers_on(node: RayNode) -> list[str]:
     return sorted(found)
 
 
-def test_servers_of_a_node_that_stays_away_are_started_elsewhere(
-    replacing: tuple[OverNodes, dict[str, Any]],
-) -> None:
+def test_servers_of_a_node_that_stays_away_are_started_elsewhere(over_nodes: OverNodes) -> None:
     """With new UUIDs, one after the other, under writes. The masters refuse the former UUIDs. When
     the node returns, only its master runs there; no row is lost; and an apply has nothing to do."""
-    over, spec = replacing
+    over = over_nodes
     over.wait_writes("before the kill")
     before = over.servers()
     node = over.leader_node()
@@ -103,4 +77,4 @@ def test_servers_of_a_node_that_stays_away_are_started_elsewhere(
     for name in DURABILITIES:
         assert over.cluster.load.check_rows(name)
     over.cluster.check_whole(LIMIT_S)
-    assert not over.database.apply(spec).steps
+    assert not over.database.apply(over.spec).steps

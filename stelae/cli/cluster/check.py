@@ -5,7 +5,6 @@ The judging is in `stelae.client`; this is how it is shown.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,12 +14,9 @@ from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_
 
 if TYPE_CHECKING:
     from stelae.client.check.check import CheckReport
-    from stelae.client.check.facts import StatusFacts
     from stelae.client.check.tablets import Judged
-    from stelae.database.api import Database
 
 UNHEALTHY = 1
-AWAY_TIMEOUT_S = 5.0
 SHOWN_MAX = 10
 """Tablets whose replicas are shown one by one; --json has all."""
 
@@ -58,56 +54,25 @@ def check(
     stelae check --table flights --checksums
     stelae check --json | jq '.findings[] | select(.severity == "error") | .text'
     """
+    import msgspec
+
+    from stelae.database.deployed import deployed, deployed_lines, with_front
+
     with open_cluster(where) as database, make_console(stderr=True).status("looking"):
         report = database.check(
             table or (), checksums=checksums, wait=wait, timeout=STATUS_TIMEOUT_S
         )
         status = report.facts.status
-        away = None if status is None else away_of(database, status)
+        shown = {} if status is None else deployed(database, msgspec.to_builtins(status), join=True)
+        report = with_front(report, shown.get("http"))
     if as_json:
-        print_json({**report.document(), "away": away})
+        print_json({**report.document(), "away": None, "http": None, "warnings": [], **shown})
     else:
         show_report(report)
-        for line in lines_of_away(away):
+        for line in deployed_lines(shown):
             make_console().print(line, style="yellow", markup=False, soft_wrap=True)
     if not report.is_well:
         raise typer.Exit(UNHEALTHY)
-
-
-def away_of(database: Database, status: StatusFacts) -> dict[str, Any] | None:
-    """Machines that are away, and what becomes of their servers (`SpecHost.away`), or ``problem``.
-
-    None: all servers live and none is half replaced, or this cluster replaces none.
-    """
-    import ray
-
-    from stelae.applying.replacing import may_replace
-    from stelae.applying.spec_operations import ask_away
-    from stelae.core.errors import StelaeError
-    from stelae.deploy.ray_session import join_ray
-
-    is_half = any(not each.successor for each in status.replaced)
-    if not is_half and all(server.is_live for server in status.servers):
-        return None
-    try:
-        if not ray.is_initialized():
-            if not database.home or not (is_half or may_replace(Path(database.home))):
-                return None
-            join_ray(database.ray_address)
-        return ask_away(database.cluster, AWAY_TIMEOUT_S)
-    except StelaeError as error:
-        return {"since": {}, "servers": [], "problem": str(error)}
-
-
-def lines_of_away(away: dict[str, Any] | None) -> list[str]:
-    """The same for people."""
-    from stelae.applying.spec_operations import away_lines
-
-    if away is None:
-        return []
-    problem = away.get("problem")
-    unknown = [f"it is not known which machines are away: {problem}"] if problem else []
-    return [*away_lines(away), *unknown]
 
 
 def show_report(report: CheckReport) -> None:

@@ -18,6 +18,7 @@ from stelae.actors.backup.frames import newest_superblock
 from stelae.actors.server import identity
 from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.actors.tserver.segments import placement
+from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.timelines import placement as timelines
 from stelae.core.ids import ServerUuid
 from stelae.core.places import Place
@@ -105,7 +106,23 @@ def _number(record: Any) -> int:
     return int(record.safekeeper_id)
 
 
+class _Nobody:
+    """In place of `Liveness.is_replaced`: what masters set is forgotten."""
+
+    def __get__(self, owner: Any, kind: Any) -> Any:
+        return lambda uuid: False
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        pass
+
+
+def former_servers_are_believed() -> Any:
+    """Masters do not heed the fence of a server whose name another one has."""
+    return patch.object(Liveness, "is_replaced", _Nobody(), create=True)
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "former servers are believed": former_servers_are_believed,
     "two on one node are two": _two_on_one_node_are_two,
     "racks are ignored": _racks_are_ignored,
     "an address is believed": _an_address_is_believed,
@@ -113,6 +130,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a younger one of a name is a successor": _a_younger_one_of_a_name_is_a_successor,
 }
 FOUND_BY = {
+    "former servers are believed": ("durabilities", "was replaced, and master-"),
     "two on one node are two": ("tables", "two copies"),
     "racks are ignored": ("replicas", "two copies in"),
     "an address is believed": ("tables", "no method"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -37,6 +39,8 @@ NAMES = {"tserver": 7, "backup": 5, "safekeeper": 3}
 GATE = ("nodes_durabilities", "nodes_masters", "nodes_replicas", "nodes_tables", "nodes_wal")
 """Scenarios of which the gate runs a seed besides the kept ones."""
 BUG_SEEDS = 60
+REPLACED = {"nodes_durabilities": 594898427888, "nodes_wal": 304429648785}
+"""Seeds in which servers are replaced, and their former ones come back."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
@@ -133,6 +137,7 @@ def test_scenarios_on_nodes_have_servers_for_each_and_leave_the_others_as_they_a
             before, after = plain.options(seed), found.options(seed)
             assert (before.nodes, before.node_gap_mean_s) == (0, 0.0)
             assert (before.racks, before.rack_gap_mean_s) == ((), 0.0)
+            assert before.replace_after_s == 0.0
             assert after.nodes in (4, 5)
             assert len(after.racks) in (0, after.nodes)
             for kind in ("tservers", "backups", "safekeepers"):
@@ -140,7 +145,7 @@ def test_scenarios_on_nodes_have_servers_for_each_and_leave_the_others_as_they_a
                 assert count >= after.nodes or count == getattr(before.servers, kind) == 0
             names = (
                 *("nodes", "node_gap_mean_s", "node_duration_mean_s", "servers"),
-                *("racks", "rack_gap_mean_s"),
+                *("racks", "rack_gap_mean_s", "replace_after_s"),
             )
             assert after.but(**{each: getattr(before, each) for each in names}) == before
 
@@ -311,6 +316,77 @@ def test_every_fault_is_drawn_and_the_seed_fixes_all() -> None:
     assert not drawn(DRAWN.but(node_gap_mean_s=0.0))
 
 
+def test_some_worlds_on_nodes_start_servers_elsewhere() -> None:
+    """A fixed share of them, whose nodes stay away for longer than it takes, and keep their disks:
+    a disk on another node would have the fenced UUID of a server that is there."""
+    scenario = load_scenario("nodes_wal")
+    drawn_options = [scenario.options(seed) for seed in derive_seeds("replaced", 200)]
+    found = [options for options in drawn_options if options.replace_after_s]
+    assert 30 < len(found) < 70
+    assert all(each.node_duration_mean_s > each.replace_after_s for each in found)
+
+    async def story(world: World) -> None:
+        for replace_after_s in (0.0, 1.0):
+            world.options = DRAWN.but(replace_after_s=replace_after_s)
+            world.schedule = None
+            await Nemesis.begin(world, DURATION_S).finish()
+            schedule: list[Action] = list(world.schedule or ())
+            kinds = {action.kind for action in schedule}
+            assert ("swap" in kinds) is (replace_after_s == 0.0)
+            assert "power" in kinds
+
+    tell(story)
+
+
+def test_a_server_is_started_elsewhere_and_its_former_disk_comes_back_with_its_node() -> None:
+    """The new one is reached at once, on an empty disk; the former one only once its node has
+    power, with its own disk. It is not started again when it ends."""
+
+    async def story(world: World) -> None:
+        client = world.nodes["client"].runtime
+        assert client is not None
+        disk = world.nodes["t0"].disk
+        world.cut_power("node-1")
+        former = world.replace("t0", "node-2", keeps_former=True)
+        await world.wait_ready("t0")
+        assert world.nodes["t0"].machine == "node-2"
+        assert world.nodes["t0"].disk is not disk
+        for caller in ("client", "t1"):
+            runtime = world.nodes[caller].runtime
+            assert runtime is not None
+            await runtime.peers.call(world.address("t0"), HELLO, Empty(), timeout_s=CALL_S)
+        neighbour = world.nodes["t3"]
+        assert neighbour.machine == "node-1"
+        assert not world.formers()
+        world.give_power("node-1")
+        await world.wait_ready("t3")
+        assert world.formers() == [former]
+        assert world.nodes[former].disk is disk
+        for name in (former, "t3"):
+            await client.peers.call(world.address(name), HELLO, Empty(), timeout_s=CALL_S)
+        assert neighbour.runtime is not None
+        await neighbour.runtime.peers.call(world.address("t0"), HELLO, Empty(), timeout_s=CALL_S)
+        world.crash(former)
+        await asyncio.sleep(30.0)
+        world.heal()
+        assert not world.formers()
+
+    tell(story)
+
+
+def test_a_server_that_has_power_leaves_nothing_behind() -> None:
+    """Its process is ended, as Ray can reach it; nothing is started on its disk."""
+
+    async def story(world: World) -> None:
+        lives = world.nodes["t0"].lives
+        assert world.replace("t0", "node-3", keeps_former=False) == ""
+        await world.wait_ready()
+        assert (world.nodes["t0"].machine, world.nodes["t0"].lives) == ("node-3", lives + 1)
+        assert not world.formers()
+
+    tell(story)
+
+
 # ---- judges and planted bugs ----------------------------------------------------------------
 
 
@@ -354,3 +430,16 @@ def test_whole_clusters_outlive_their_nodes(name: str) -> None:
     """The kept seeds, and for some scenarios a fixed one."""
     outcomes = run_seeds(load_scenario(name), int(name in GATE))
     assert all(outcome.schedule for outcome in outcomes)
+
+
+@pytest.mark.parametrize("name", sorted(REPLACED))
+def test_servers_that_were_replaced_end_when_they_come_back(name: str) -> None:
+    """Nothing is lost, and no master believes them, while faults of all kinds go on."""
+    trace = io.StringIO()
+    outcome = run_seed(load_scenario(name), REPLACED[name], trace=trace)
+    assert outcome.failure is None
+    told = trace.getvalue()
+    former = re.findall(r"replaces \S+: .*; (\S+~\d+) is left", told)
+    assert former
+    for each in former:
+        assert re.search(rf"{each} +ends itself: Replaced", told), f"{each} did not come back"

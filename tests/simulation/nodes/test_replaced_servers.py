@@ -17,7 +17,6 @@ import pytest
 
 from stelae.actors.backup import server as backup_server
 from stelae.actors.safekeeper import server as safekeeper_server
-from stelae.coordinator.liveness.liveness import Liveness
 from stelae.core.errors import InvalidArgument
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import replicas, segments, wal
@@ -25,6 +24,7 @@ from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.node import SimulationFailure
+from tests.simulation.nodes.planted_nodes import former_servers_are_believed
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 DURABILITIES: dict[str, Any] = {
@@ -37,19 +37,9 @@ TOGETHER_S = 20.0
 """For which the old process reaches everybody again."""
 
 
-class Nobody:
-    """In place of `Liveness.is_replaced`: what masters set is forgotten."""
-
-    def __get__(self, owner: Any, kind: Any) -> Any:
-        return lambda uuid: False
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        pass
-
-
 BUGS: dict[str, tuple[AbstractContextManager[Any], str, str]] = {
     "masters do not heed the fence": (
-        patch.object(Liveness, "is_replaced", Nobody(), create=True),
+        former_servers_are_believed(),
         "backup",
         "the old process counts as live",
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from stelae.applying.front import wait_front
 from stelae.applying.http_start import HttpStart, LaunchFront
 from stelae.applying.run import Applied
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, RetryLater
+from stelae.core.errors import AlreadyRunning, RetryLater, Unavailable
 from stelae.deploy import cluster_state, launcher
 from stelae.deploy.changed import Connected
 from stelae.deploy.cluster_state import ClusterState, load_state
@@ -54,8 +56,9 @@ class FakeFront:
         self.when_finished()
         return front
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
         self.done.append(f"given up {front.url} {'down' if is_down else 'serving'}".strip())
+        self.why = why
 
 
 @pytest.fixture
@@ -107,6 +110,7 @@ def test_what_kept_the_front_from_starting_is_told_and_the_tables_serve(
     assert http.url == ""
     assert repr(http) == "<stelae http: did not start: port 1 is in use>"
     assert front.done == ["given up  serving"]
+    assert front.why == "port 1 is in use"
 
 
 def test_the_failure_is_logged(
@@ -199,6 +203,68 @@ def test_no_front_starts_while_a_cluster_is_taken_down(
     assert second.is_starting.wait(LONG_S)
 
 
+def _in_child(work: Callable[[], bool]) -> bool:
+    """Whether it returns true in a forked child, which ends with it."""
+    pid = os.fork()
+    if pid == 0:
+        result = 2
+        try:
+            result = 0 if work() else 1
+        finally:
+            os._exit(result)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent(
+    begin: Callable[[FakeFront], HttpStart],
+) -> None:
+    """It is told at once who starts the front, and may start one for a cluster of its own, while
+    the parent's goes on (R4). What was known before the fork it knows."""
+    front = FakeFront()
+    http = begin(front)
+    assert front.is_starting.wait(LONG_S)
+
+    def is_told() -> bool:
+        with pytest.raises(Unavailable, match=rf"process {os.getppid()}, from which this one was"):
+            http.wait(LONG_S)
+        http.settle()
+        return http.url == ""
+
+    def starts_its_own() -> bool:
+        own = FakeFront()
+        own.may_start.set()
+        started = HttpStart(own)
+        started.serve_tables(DATABASE)
+        return started.wait(LONG_S) == URL
+
+    began = time.monotonic()
+    assert _in_child(is_told)
+    assert _in_child(starts_its_own)
+    assert time.monotonic() - began < LONG_S / 2
+    front.may_start.set()
+    http.serve_tables(DATABASE)
+    assert http.wait(LONG_S) == URL
+    assert _in_child(lambda: http.wait(LONG_S) == http.url == URL)
+
+
+def test_a_forked_child_knows_of_a_front_that_had_failed(
+    begin: Callable[[FakeFront], HttpStart],
+) -> None:
+    """And why, as its parent does."""
+    front = FakeFront(AlreadyRunning("port 1 is in use"))
+    http = begin(front)
+    front.may_start.set()
+    http.serve_tables(DATABASE)
+    http.settle()
+
+    def is_told() -> bool:
+        with pytest.raises(AlreadyRunning, match="port 1 is in use"):
+            http.wait(LONG_S)
+        return True
+
+    assert _in_child(is_told)
+
+
 # ---- what is written down -----------------------------------------------------------------------
 
 
@@ -230,6 +296,7 @@ def test_the_url_is_written_down_when_the_front_answers(
 ) -> None:
     """What others wrote meanwhile stays; a token that was revoked has another one follow it."""
     starts = _revoked(monkeypatch, is_revoked=True)
+    assert b"http_problem" not in (kept.folder / cluster_state.STATE_FILE).read_bytes()
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     cluster_state.change(
         kept.folder, lambda state: ClusterState("demo", state.data_dir, {"m": "h:2"})
@@ -253,9 +320,11 @@ def test_a_token_that_is_good_needs_no_second_start(
 
 def test_a_front_that_failed_is_no_start_under_way(kept: ClusterState) -> None:
     """An apply need not wait for it, and starts one."""
-    LaunchFront(load_spec({"data_dir": kept.data_dir}), kept).give_up(HttpFront(), is_down=False)
+    front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
+    front.give_up(HttpFront(), "port 1 is in use", is_down=False)
     found = load_state(kept.folder)
-    assert (found.http, found.http_starts) == ("", False)
+    assert (found.http, found.http_starts, found.http_problem) == ("", False, "port 1 is in use")
+    assert cluster_state.at_rest(found).http_problem == ""
 
 
 def test_a_front_that_does_not_end_is_no_start_under_way_either(
@@ -270,7 +339,7 @@ def test_a_front_that_does_not_end_is_no_start_under_way_either(
     monkeypatch.setattr(launcher, "stop_http", stop)
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     with pytest.raises(RetryLater, match="Serve does not answer"):
-        front.give_up(HttpFront(URL, True), is_down=False)
+        front.give_up(HttpFront(URL, True), "no leader", is_down=False)
     assert not load_state(kept.folder).http_starts
 
 
@@ -278,7 +347,7 @@ def test_a_cluster_that_is_down_is_written_down_by_who_took_it_down(kept: Cluste
     """Its folder may be gone, too, and is not made again."""
     front = LaunchFront(load_spec({"data_dir": kept.data_dir}), kept)
     before = (kept.folder / cluster_state.STATE_FILE).read_bytes()
-    front.give_up(HttpFront(), is_down=True)
+    front.give_up(HttpFront(), "it was closed", is_down=True)
     assert (kept.folder / cluster_state.STATE_FILE).read_bytes() == before
     gone = kept.folder / "gone"
     cluster_state.change(gone, lambda state: state)

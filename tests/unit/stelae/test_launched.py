@@ -44,7 +44,7 @@ class SlowFront:
         self.done.append("finished")
         return front
 
-    def give_up(self, front: HttpFront, *, is_down: bool) -> None:
+    def give_up(self, front: HttpFront, why: str, *, is_down: bool) -> None:
         self.done.append("given up, down" if is_down else "given up, serving")
 
 
@@ -104,7 +104,7 @@ def _launch_that_fails(
         raise NotEnoughServers("launch", 3, "servers", 0)
 
     def take_down(*args: Any, **more: Any) -> None:
-        done.append("down, alone" if http_start._alone.locked() else "down, not alone")
+        done.append("down, alone" if http_start._alone.lock.locked() else "down, not alone")
 
     monkeypatch.setattr(ray_session, "start_ray", lambda spec: True)
     monkeypatch.setattr(module, "check_launch", lambda spec, state, names: None)

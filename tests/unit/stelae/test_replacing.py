@@ -97,6 +97,7 @@ class Cluster:
         self._loop, self._database = MagicMock(), MagicMock()
         self._loop.run = lambda found: found
         self._database.tables = list
+        self._database.status = self.status
         self._database.replace_server = self._fence
 
     def ask(self, spec: dict[str, Any]) -> None:
@@ -211,6 +212,7 @@ def test_nothing_is_done_for_a_spec_that_does_not_ask_for_it(cluster: Cluster) -
     cluster.ask(SPEC)
     assert cluster.step(1.0) == []
     assert cluster.work.away_since.keys() == {"c"}
+    assert cluster.work.there == {"c": ["backup-3", "master-3", "tserver-3"]}
 
 
 def test_what_is_half_replaced_is_carried_on_without_replace_after(cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,10 +12,9 @@ import pytest
 import ray
 
 from stelae import spec_host
-from stelae.applying import replacing, spec_operations
+from stelae.applying import spec_operations
 from stelae.applying.replacing import Replacing
 from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
-from stelae.cli.cluster import check
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -25,7 +23,7 @@ from stelae.core.errors import (
     RetryLater,
     Unavailable,
 )
-from stelae.deploy import machines, ray_session
+from stelae.deploy import machines
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
 from stelae.spec_host import SpecHost
 
@@ -168,8 +166,9 @@ def test_what_is_away_is_told_in_words() -> None:
         {"name": "backup-3", "next": "wait", "why": "its machine c may come back for 20 s more"},
         {"name": "tserver-3", "next": "move", "why": "machine c stays away"},
     ]
-    assert away_lines({"since": {"c": 0.0}, "servers": servers}) == [
-        "machine c is away since 1970-01-01 00:00:00+00:00",
+    there = {"c": ["backup-3", "tserver-3"]}
+    assert away_lines({"since": {"c": 0.0}, "there": there, "servers": servers}) == [
+        "machine c is away since 1970-01-01 00:00:00+00:00: backup-3, tserver-3",
         "backup-3 waits: its machine c may come back for 20 s more",
         "tserver-3 is started elsewhere now: machine c stays away",
     ]
@@ -210,41 +209,7 @@ def test_a_watch_goes_on_after_an_error_until_the_cluster_goes_down(
     assert [r.getMessage() for r in caplog.records if r.name == spec_host.__name__] == [
         "servers of machines that are away are not replaced now: no master answers"
     ]
-    assert host.away() == {"since": {}, "servers": []}
-
-
-def test_a_check_asks_who_is_away_only_where_a_server_is_dead_or_half_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And, before it joins a Ray, only where servers are replaced. Trouble is told, not raised."""
-    database, status = MagicMock(home="", cluster="demo"), MagicMock(replaced=[])
-    joined: list[str] = []
-    status.servers = [MagicMock(is_live=True)]
-    told = {"since": {}, "servers": [{"name": "b", "next": "wait", "why": "it starts on a"}]}
-    monkeypatch.setattr(spec_operations, "ask_away", lambda cluster, timeout_s: told)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_session, "join_ray", joined.append)
-    assert check.away_of(database, status) is None
-    status.servers = [MagicMock(is_live=False)]
-    assert check.away_of(database, status) is None, "a cluster that is known by its masters"
-    database.home = str(tmp_path)
-    assert check.away_of(database, status) is None
-    assert not joined
-    monkeypatch.setattr(replacing, "may_replace", lambda home: True)
-    assert check.away_of(database, status) == told
-    assert check.lines_of_away(told) == ["b waits: it starts on a"]
-    assert joined == [database.ray_address]
-    monkeypatch.setattr(replacing, "may_replace", lambda home: False)
-    status.servers, status.replaced = [MagicMock(is_live=True)], [MagicMock(successor="")]
-    assert check.away_of(database, status) == told, "its replacement is half done"
-    status.replaced[0].successor = "new"
-    assert check.away_of(database, status) is None
-    status.servers = [MagicMock(is_live=False)]
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    late = MagicMock(side_effect=DeadlineExpired("away", "the actor"))
-    monkeypatch.setattr(spec_operations, "ask_away", late)
-    (line,) = check.lines_of_away(check.away_of(database, status))
-    assert line.startswith("it is not known which machines are away: ")
+    assert host.away() == {"since": {}, "there": {}, "servers": []}
 
 
 def test_an_actor_of_an_older_version_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,9 @@ class World:
         self.silent: dict[str, None] = {}
         self.rebalance_after_s = 0.0
         self.requests = 0
+        self.racks: dict[str, str] = {}
+        self.memory: dict[str, tuple[int, int]] = {}
+        """Bytes that live at a server, of tablets of all kinds, and its limit."""
         self.held: dict[str, dict[TabletId, TabletReport]] = {name: {} for name in names}
         self.beat()
 
@@ -91,7 +94,14 @@ class World:
     def beat(self, *names: str) -> None:
         """A full report of these servers, or of all that are not silent."""
         for name in names or [name for name in self.held if name not in self.silent]:
-            beat = Heartbeat(server(name), self.now, tuple(self.held[name].values()))
+            live_bytes, limit_bytes = self.memory.get(name, (0, 0))
+            beat = Heartbeat(
+                server(name, rack=self.racks.get(name, "")),
+                self.now,
+                tuple(self.held[name].values()),
+                live_bytes=live_bytes,
+                memory_limit_bytes=limit_bytes,
+            )
             assert self.liveness.heartbeat(beat, self.now).processed
 
     def wait(self, seconds: float) -> None:
@@ -106,7 +116,7 @@ class World:
     ) -> None:
         """What a server says of its replica from its next heartbeat on."""
         progress = TabletProgress.SERVING
-        known = ("schema_version", "renames", "row_count", "load_per_s")
+        known = ("schema_version", "renames", "row_count", "load_per_s", "memory_bytes")
         top = {k: more.pop(k) for k in known if k in more}
         configuration = more.pop("configuration", tablet.configuration)
         word = GroupReport(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.spreading import Layout, Step, next_step
+from stelae.coordinator.placement.assignment import NO_LIMIT
 from stelae.coordinator.placement.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
 from stelae.coordinator.placement.rebalance import Placed
 from stelae.core.ids import ServerUuid, TableId, TabletId
@@ -55,6 +56,7 @@ def layout(*words: str, servers: str = "abc", beside: dict[str, float] | None = 
         {S(name): Place(name) for name in servers},
         {},
         {S(name): load for name, load in (beside or {}).items()},
+        {S(name): NO_LIMIT for name in servers},
     )
 
 
