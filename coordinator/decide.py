@@ -288,7 +288,7 @@ class _Round:
     def _planned_closes(self, *, may_even_out: bool) -> list[Close]:
         """The tablet that is to leave its server by plan, if there is one."""
         where = (self._catalog, self._live, self._pacing.departures, self._all_loads, self._now)
-        closes = planned_closes(*where, self._pacing.owners.avoid, may_even_out=may_even_out)
+        closes = planned_closes(*where, self._pacing.owners.avoid_widely, may_even_out=may_even_out)
         for close in closes:  # once it is closed, nobody reports how large it is
             seen = self._live.get(Run(close.server.uuid, close.server.incarnation))
             if seen is not None:
@@ -390,6 +390,7 @@ class _Round:
                 whole = replace(tablet, inherits=None, generation=tablet.generation + 1)
                 self._ready.setdefault(tablet.table_id, []).append(whole)
         elif report.progress in HAD:
+            self._pacing.owners.opened(tablet.owner)
             mark = max(
                 (tablet.valid_segment, tablet.valid_epoch),
                 (report.head_segment, 0),

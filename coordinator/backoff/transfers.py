@@ -116,3 +116,7 @@ class Transfers:
     def avoid(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
         """The servers that did not take over, and until when each is paused."""
         return self._failed.avoid(tablet_id)
+
+    def avoid_widely(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
+        """The same with the servers that took over nothing of several tablets."""
+        return self._failed.avoid_widely(tablet_id)

@@ -81,6 +81,38 @@ MUTANTS = [
         [
             ("is_broken or is_lost or is_vain or move", "is_broken or is_lost or move"),
             ("        return count > first[1]\n", "        return count > 0\n"),
+            ("                self._doubted.succeeded(uuid)\n", ""),
+            ("        self._doubted.failed(tablet_id, uuid, now)\n", ""),
+            ("        return uuid in self._additions.doubted()\n", "        return False\n"),
+            ("load = self.spare(wanted.group, busy)", "load = self.spare(wanted.group)"),
+            (
+                "or (group.tablet.move and group.tablet.move.target == uuid):",
+                "or group.tablet.move is None:",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide_groups.py",
+        (*_GROUPS, f"{_UNIT}/groups/test_group_balance.py"),
+        [
+            ("failed = self._additions.failed_widely,", "failed = self._additions.failed,"),
+            ("_widely, self._transfers.avoid_widely\n", "_widely, self._transfers.avoid\n"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/doubted.py",
+        (f"{_UNIT}/placement/test_doubted.py",),
+        [
+            ("elif doubt.times or doubt.first != key:", "else:"),
+            ("elif doubt.times or doubt.first != key:", "elif doubt.first != key:"),
+            ("            doubt.times += 1\n", "            doubt.times = 1\n"),
+            ("        self._doubts.pop(server, None)\n", "        pass\n"),
+            ("if each.until < old]", "if each.until < now]"),
+            (
+                "for server, each in self._doubts.items() if each.times}",
+                "for server, each in self._doubts.items()}",
+            ),
+            ("max(until, found.get(server, until))", "until"),
         ],
     ),
     *mutants_of(
@@ -113,6 +145,25 @@ MUTANTS = [
         [
             ("        elif departures.is_late(now):\n", "        elif False:\n"),
             ("        departures.hold(now)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        _MOVES,
+        [
+            ("self._pacing.owners.avoid_widely, may", "self._pacing.owners.avoid, may"),
+            ("            self._pacing.owners.opened(tablet.owner)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/backoff/owners.py",
+        _MOVES,
+        [
+            ("            self._doubted.failed(tablet_id, server, now)\n", ""),
+            (
+                '(rule 5)."""\n        self._doubted.succeeded(server)\n',
+                '(rule 5)."""\n',
+            ),
         ],
     ),
     *mutants_of(

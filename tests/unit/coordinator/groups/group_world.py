@@ -58,6 +58,8 @@ class World:
         self.now = 100.0
         self.liveness.lead(self.now)
         self.silent: dict[str, None] = {}
+        self.nodes: dict[str, str] = {}
+        """Servers that are not on a node of their own."""
         self.rebalance_after_s = 0.0
         self.requests = 0
         self.held: dict[str, dict[TabletId, TabletReport]] = {name: {} for name in names}
@@ -91,7 +93,8 @@ class World:
     def beat(self, *names: str) -> None:
         """A full report of these servers, or of all that are not silent."""
         for name in names or [name for name in self.held if name not in self.silent]:
-            beat = Heartbeat(server(name), self.now, tuple(self.held[name].values()))
+            who = server(name, self.nodes.get(name, ""))
+            beat = Heartbeat(who, self.now, tuple(self.held[name].values()))
             assert self.liveness.heartbeat(beat, self.now).processed
 
     def wait(self, seconds: float) -> None:
