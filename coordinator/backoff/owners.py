@@ -21,7 +21,7 @@ Rules:
    nobody waits for would begin again with the first pause each time.
 6. A server at which one tablet after the other failed is doubted
    (`stelae.coordinator.placement.doubted`): where nobody waits for the choice, every tablet avoids
-   it (`avoid_widely`).
+   it (`doubted`).
 7. What takes a tablet's place, its parts or its replacement, inherits its failures (`inherit`): it
    has the same log, or the same rows to come.
 
@@ -162,9 +162,9 @@ class FailedOwners(Generic[K]):
             return {}
         return {uuid: each.until for uuid, each in failures.servers.items()}
 
-    def avoid_widely(self, tablet_id: K) -> Mapping[ServerUuid, float]:
-        """The same with the servers that failed with one tablet after the other (rule 6)."""
-        return self._doubted.with_own(self.avoid(tablet_id))
+    def doubted(self) -> Mapping[ServerUuid, float]:
+        """The servers that failed with one tablet after the other, and their pauses (rule 6)."""
+        return self._doubted.pauses()
 
     def opened(self, server: ServerUuid) -> None:
         """``server`` has opened a tablet. Its own failures there stay for a while (rule 5)."""

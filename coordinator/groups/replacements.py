@@ -18,7 +18,7 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.groups.group import Group, Replica
 from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.placement.assignment import Load, choose_another
-from stelae.coordinator.placement.doubted import DoubtedServers
+from stelae.coordinator.placement.doubted import DoubtedServers, KnownFailures
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import ReplicaRole
@@ -125,9 +125,9 @@ class Additions:
         """The servers that were added in vain, and until when each is left alone."""
         return {uuid: each.until for uuid, each in self._failures.get(tablet_id, {}).items()}
 
-    def failed_widely(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
-        """The same with the servers that were added in vain to several tablets."""
-        return self._doubted.with_own(self.failed(tablet_id))
+    def known_failures(self) -> KnownFailures:
+        """The same, with the servers that were added in vain to one tablet after the other."""
+        return KnownFailures(self.failed, self.doubted())
 
     def doubted(self) -> dict[ServerUuid, float]:
         """The servers that were added in vain to several tablets, and until when each is paused."""
@@ -291,19 +291,14 @@ class Replacements:
             if self._giving.get(source, 0) >= self._limits.gives_max:
                 continue
             load = self.spare(wanted.group)
-            if load is not None and self._is_vain_wait(wanted.group, load.server.uuid):
-                busy = [u for u in self._additions.doubted() if not self._may_receive(u)]
+            # A wait for a server that finishes no copy would be for nothing. It may be the best
+            # for each tablet, as the only one on a node, or in a rack, that has none.
+            busy = [u for u in self._additions.doubted() if not self._may_receive(u)]
+            if load is not None and load.server.uuid in busy:
                 load = self.spare(wanted.group, busy)
             if load is not None and self._may_receive(load.server.uuid):
                 yield wanted, self._take(wanted, load)
             # else the best server is worth waiting for: others are on the wrong node
-
-    def _is_vain_wait(self, group: Group, uuid: ServerUuid) -> bool:
-        """Whether a tablet would wait for its turn at a server that never finishes a copy: it may
-        be the only one on a node, or in a rack, that has none. An ordered move waits."""
-        if self._may_receive(uuid) or (group.tablet.move and group.tablet.move.target == uuid):
-            return False
-        return uuid in self._additions.doubted()
 
     def _take(self, wanted: Wanted, load: Load) -> Load:
         """Count it, so that the next choice knows."""

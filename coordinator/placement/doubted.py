@@ -9,8 +9,9 @@ Rules:
    object alone may itself be at fault.
 2. Its pause doubles with each failure from then on, of whatever object.
 3. One success ends the doubt. A doubt is forgotten some time after its pause.
-4. A doubted server comes last, and after its pause, where nobody waits for the choice. Where
-   somebody does, only the object's own failures count: the server may be the only one.
+4. Where nobody waits for the choice (`KnownFailures`), a doubted server is left alone during its
+   pause. After that come objects that have not failed there, and then those that have. Where
+   somebody waits, only the object's own failures count: the server may be the only one.
 
 In memory only, and lost with the leadership: each server is then tried twice more. Decisions §73.
 """
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from stelae.coordinator.placement.assignment import Avoided
 from stelae.core.backoff import doubled_s
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import ServerUuid, TabletId
 
 K = TypeVar("K")
 
@@ -73,9 +75,20 @@ class DoubtedServers(Generic[K]):
         """The doubted servers, and until when each is paused (rule 1)."""
         return {server: each.until for server, each in self._doubts.items() if each.times}
 
-    def with_own(self, own: Mapping[ServerUuid, float]) -> dict[ServerUuid, float]:
-        """Return ``own`` failures of an object and those of doubted servers; later ends count."""
-        found = self.pauses()
-        for server, until in own.items():
-            found[server] = max(until, found.get(server, until))
-        return found
+
+class KnownFailures(NamedTuple):
+    """What those know who choose a server while nobody waits for the choice."""
+
+    own: Avoided
+    """The servers where a tablet failed itself."""
+    doubted: Mapping[ServerUuid, float] = {}
+    """Doubted servers, and until when each is paused."""
+
+    def may_go(self, tablet_id: TabletId, server: ServerUuid, now: float) -> bool:
+        """Whether a tablet may go there now: no pause is under way."""
+        own_until = self.own(tablet_id).get(server, now)
+        return now >= own_until and now >= self.doubted.get(server, now)
+
+    def rank(self, tablet_id: TabletId, server: ServerUuid) -> tuple[float, float]:
+        """The larger, the sooner it is to be tried: (0, 0) where nothing has failed."""
+        return -self.own(tablet_id).get(server, 0.0), -self.doubted.get(server, 0.0)

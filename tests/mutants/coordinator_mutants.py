@@ -31,6 +31,7 @@ MUTANTS = [
         _GROUPS,
         [
             ("        if not same:", "        if True:"),
+            ("KnownFailures(self.avoid, self._failed.doubted())", "KnownFailures(self.avoid)"),
             (" or isinstance(error, OutcomeUnknown):", ":"),
             (" and error.args[0] == TRANSFER_ATTEMPT:", ":"),
             ("elif term > order.term or heard_at", "elif heard_at"),
@@ -83,21 +84,25 @@ MUTANTS = [
             ("        return count > first[1]\n", "        return count > 0\n"),
             ("                self._doubted.succeeded(uuid)\n", ""),
             ("        self._doubted.failed(tablet_id, uuid, now)\n", ""),
-            ("        return uuid in self._additions.doubted()\n", "        return False\n"),
             ("load = self.spare(wanted.group, busy)", "load = self.spare(wanted.group)"),
-            (
-                "or (group.tablet.move and group.tablet.move.target == uuid):",
-                "or group.tablet.move is None:",
-            ),
+            ("in self._additions.doubted() if not self._may_receive(u)]", "in self._full]"),
+            ("if not self._may_receive(u)]", "]"),
         ],
     ),
     *mutants_of(
         "coordinator/decide_groups.py",
         (*_GROUPS, f"{_UNIT}/groups/test_group_balance.py"),
         [
-            ("failed = self._additions.failed_widely,", "failed = self._additions.failed,"),
-            ("_widely, self._transfers.avoid_widely\n", "_widely, self._transfers.avoid\n"),
+            (
+                "failed = self._additions.known_failures(),",
+                "failed = self._additions.known_failures()._replace(doubted={}),",
+            ),
         ],
+    ),
+    *mutants_of(
+        "coordinator/placement/rebalance.py",
+        (f"{_UNIT}/placement/test_doubted.py",),
+        [("is_not_doubted, both(is_untried, may_go), may_go", "is_not_doubted, may_go")],
     ),
     *mutants_of(
         "coordinator/placement/doubted.py",
@@ -112,7 +117,15 @@ MUTANTS = [
                 "for server, each in self._doubts.items() if each.times}",
                 "for server, each in self._doubts.items()}",
             ),
-            ("max(until, found.get(server, until))", "until"),
+            ("now >= own_until and now >= self.doubted.get(server, now)", "now >= own_until"),
+            (
+                "now >= own_until and now >= self.doubted.get(server, now)",
+                "now >= self.doubted.get(server, now)",
+            ),
+            (
+                "return -self.own(tablet_id).get(server, 0.0), -self.doubted.get(server, 0.0)",
+                "return -self.doubted.get(server, 0.0), -self.own(tablet_id).get(server, 0.0)",
+            ),
         ],
     ),
     *mutants_of(
@@ -130,8 +143,8 @@ MUTANTS = [
         "coordinator/moves/relief.py",
         _MOVES,
         [
-            ("if size_bytes <= room_bytes and now", "if now"),
-            (" and now >= failed.get(uuid, now)\n", "\n"),
+            ("if size_bytes <= room_bytes and failures", "if failures"),
+            (" and failures.may_go(tablet_id, uuid, now)\n", "\n"),
         ],
     ),
     *mutants_of(
@@ -151,7 +164,7 @@ MUTANTS = [
         "coordinator/decide.py",
         _MOVES,
         [
-            ("self._pacing.owners.avoid_widely, may", "self._pacing.owners.avoid, may"),
+            ("KnownFailures(owners.avoid, owners.doubted())", "KnownFailures(owners.avoid)"),
             ("            self._pacing.owners.opened(tablet.owner)\n", ""),
         ],
     ),

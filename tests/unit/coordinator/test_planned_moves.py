@@ -325,13 +325,15 @@ def test_a_server_that_fails_for_one_tablet_after_the_other_is_left_alone(what: 
     else:
         world = Owned(s1=small, s2={})
     world.rebalance_after_s = 0.0 if what == "relief" else SERVER_PAUSE_S / 4
-    began, failed_at = world.now, []
+    began, failed_at, tried = world.now, [], []
     while world.now < began + 16 * SERVER_PAUSE_S:
         close = close_within(world, 1.0)
         if close is not None:
             assert fail_at(world, close) == "s2"
             failed_at.append(world.now)
+            tried.append(close.tablet_id)
         world.now += 1.0
+    assert len(tried) == len(set(tried)), "the same tablet was tried again before others"
     pauses_s = [after - before for before, after in pairwise(failed_at)]
     assert len(pauses_s) >= 4
     least_s = [0.0, *(SERVER_PAUSE_S * 2**n for n in range(len(pauses_s) - 1))]

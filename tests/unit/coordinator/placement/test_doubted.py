@@ -9,10 +9,13 @@ from stelae.coordinator.placement.doubted import (
     FORGOTTEN_AFTER_S,
     LONGEST_PAUSE_S,
     DoubtedServers,
+    KnownFailures,
 )
-from stelae.core.ids import ServerUuid
+from stelae.coordinator.placement.rebalance import Placed, by_failures
+from stelae.core.ids import ServerUuid, TableId, TabletId
 
 S, OTHER = ServerUuid("s"), ServerUuid("other")
+T = TabletId("t")
 
 
 def test_a_server_is_doubted_once_two_objects_failed_there() -> None:
@@ -60,10 +63,29 @@ def test_a_doubt_is_forgotten_some_time_after_its_pause() -> None:
     assert doubted.pauses() == {}
 
 
-def test_the_later_pause_counts_for_an_object_that_failed_there_itself() -> None:
-    """Its own failures elsewhere count as before."""
-    doubted: DoubtedServers[str] = DoubtedServers()
-    doubted.failed("one", S, 0.0)
-    doubted.failed("two", S, 0.0)
-    assert doubted.with_own({S: 5.0, OTHER: 7.0}) == {S: FIRST_PAUSE_S, OTHER: 7.0}
-    assert doubted.with_own({S: 50.0}) == {S: 50.0}
+def test_no_tablet_goes_to_a_paused_server() -> None:
+    """Whether it failed there itself, or others did."""
+    known = KnownFailures(lambda tablet_id: {OTHER: 7.0} if tablet_id == T else {}, {S: 5.0})
+    assert [known.may_go(T, S, now) for now in (4.9, 5.0)] == [False, True]
+    assert [known.may_go(T, OTHER, now) for now in (6.9, 7.0)] == [False, True]
+    assert known.may_go(TabletId("u"), OTHER, 0.0)
+
+
+def test_its_own_failure_weighs_more_than_those_of_others() -> None:
+    """After a pause the next tablet is tried at a doubted server, not the same one again."""
+    known = KnownFailures(lambda tablet_id: {OTHER: 1.0}, {S: 5.0, ServerUuid("later"): 6.0})
+    order = [ServerUuid("good"), S, ServerUuid("later"), OTHER]
+    assert sorted(order[::-1], key=lambda server: known.rank(T, server), reverse=True) == order
+
+
+def test_steps_are_looked_for_where_nothing_failed_then_where_others_did() -> None:
+    """And last where the same tablet failed; none to a server that is paused."""
+    failed, other = (Placed(TabletId(name), TableId("t"), (), S) for name in ("t", "u"))
+    known = KnownFailures(lambda tablet_id: {S: 1.0} if tablet_id == T else {}, {S: 5.0})
+
+    def allowed(now: float) -> list[list[bool]]:
+        steps = ((other, OTHER), (other, S), (failed, S))
+        return [[may(*step) for step in steps] for may in by_failures([T], known, now)]
+
+    assert allowed(5.0) == [[True, False, False], [True, True, False], [True, True, True]]
+    assert allowed(4.9) == [[True, False, False]] * 3
