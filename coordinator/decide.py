@@ -50,6 +50,7 @@ from stelae.coordinator.liveness.standing import HAD, knows_less, standing_of
 from stelae.coordinator.moves.departures import Close
 from stelae.coordinator.moves.planned_moves import planned_closes
 from stelae.coordinator.placement.assignment import Load, beside_of, choose_members, choose_owners
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.coordinator.timelines.placement import first_timelines, fleet_of
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
@@ -288,7 +289,9 @@ class _Round:
     def _planned_closes(self, *, may_even_out: bool) -> list[Close]:
         """The tablet that is to leave its server by plan, if there is one."""
         where = (self._catalog, self._live, self._pacing.departures, self._all_loads, self._now)
-        closes = planned_closes(*where, self._pacing.owners.avoid, may_even_out=may_even_out)
+        owners = self._pacing.owners
+        known = KnownFailures(owners.avoid, owners.doubted())
+        closes = planned_closes(*where, known, may_even_out=may_even_out)
         for close in closes:  # once it is closed, nobody reports how large it is
             seen = self._live.get(Run(close.server.uuid, close.server.incarnation))
             if seen is not None:
@@ -390,6 +393,7 @@ class _Round:
                 whole = replace(tablet, inherits=None, generation=tablet.generation + 1)
                 self._ready.setdefault(tablet.table_id, []).append(whole)
         elif report.progress in HAD:
+            self._pacing.owners.opened(tablet.owner)
             mark = max(
                 (tablet.valid_segment, tablet.valid_epoch),
                 (report.head_segment, 0),

@@ -366,7 +366,7 @@ class GroupRound:
         layout = layout_of(self._catalog, self._liveness, now, self._loads())
         step = None
         if layout is not None:
-            failed = self._additions.failed, self._transfers.avoid
+            failed = self._additions.known_failures(), self._transfers.known_failures()
             step = spread(layout, calm.cooling, now, *failed)
         if layout is None or step is None:
             self.is_even = layout is not None

@@ -19,10 +19,13 @@ Rules:
    minutes. At the hand-over would be too early: a link that comes and goes would move the tablet to
    and fro with the least patience. At the end of the pause would be too early as well: a move that
    nobody waits for would begin again with the first pause each time.
-6. What takes a tablet's place, its parts or its replacement, inherits its failures (`inherit`): it
+6. A server at which one tablet after the other failed is doubted
+   (`stelae.coordinator.placement.doubted`): where nobody waits for the choice, every tablet avoids
+   it (`doubted`).
+7. What takes a tablet's place, its parts or its replacement, inherits its failures (`inherit`): it
    has the same log, or the same rows to come.
 
-Source: decisions §61, §62.
+Source: decisions §61, §62, §73.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from stelae.coordinator.placement.doubted import DoubtedServers
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid
 
@@ -98,6 +102,7 @@ class FailedOwners(Generic[K]):
 
     def __init__(self) -> None:
         self._failures: dict[K, _Failures] = {}
+        self._doubted: DoubtedServers[K] = DoubtedServers()
         self._waiting: dict[K, _Waiting] = {}
         """Owners that wait in vain, as seen in this round."""
         self._waited: dict[K, _Waiting] = {}
@@ -112,6 +117,7 @@ class FailedOwners(Generic[K]):
         if now >= self._pruned_at + PRUNE_PERIOD_S:
             self._pruned_at = now
             self._prune(now - FORGOTTEN_AFTER_S)
+            self._doubted.prune(now)
 
     def _prune(self, old: float) -> None:
         """Forget what concerns tablets that have been settled since ``old``, or are gone."""
@@ -143,6 +149,7 @@ class FailedOwners(Generic[K]):
             known = failures.servers.setdefault(server, _Failure(0, now))
             known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
             known.count += 1
+            self._doubted.failed(tablet_id, server, now)
 
     def may_move(self, tablet_id: K, now: float) -> bool:
         failures = self._failures.get(tablet_id)
@@ -155,8 +162,17 @@ class FailedOwners(Generic[K]):
             return {}
         return {uuid: each.until for uuid, each in failures.servers.items()}
 
+    def doubted(self) -> Mapping[ServerUuid, float]:
+        """The servers that failed with one tablet after the other, and their pauses (rule 6)."""
+        return self._doubted.pauses()
+
+    def opened(self, server: ServerUuid) -> None:
+        """``server`` has opened a tablet. Its own failures there stay for a while (rule 5)."""
+        self._doubted.succeeded(server)
+
     def succeeded(self, tablet_id: K, server: ServerUuid) -> None:
         """It worked with ``server``, whose failures with this tablet count no more."""
+        self._doubted.succeeded(server)
         if (failures := self._failures.get(tablet_id)) is not None:
             failures.servers.pop(server, None)
 

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stelae.coordinator.backoff.owners import FailedOwners
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, StelaeError
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.replicas import TRANSFER_ATTEMPT
@@ -116,3 +117,7 @@ class Transfers:
     def avoid(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
         """The servers that did not take over, and until when each is paused."""
         return self._failed.avoid(tablet_id)
+
+    def known_failures(self) -> KnownFailures:
+        """The same, with the servers that did not take over one tablet after the other."""
+        return KnownFailures(self.avoid, self._failed.doubted())

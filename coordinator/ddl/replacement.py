@@ -67,6 +67,5 @@ def draft_successor(catalog: Catalog, server: ServerInfo) -> CatalogBatch | None
         if mark.replaced
         and not mark.successor
         and (mark.kind, mark.name) == (server.kind, server.name)
-        and mark.uuid != server.uuid
     ]
     return CatalogBatch(marks=tuple(found)) if found else None

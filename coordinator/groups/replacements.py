@@ -18,6 +18,7 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.groups.group import Group, Replica
 from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.placement.assignment import Load, choose_another
+from stelae.coordinator.placement.doubted import DoubtedServers, KnownFailures
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import ReplicaRole
@@ -63,7 +64,9 @@ class Additions:
 
     A choice is deterministic: a server that is chosen, and never becomes a voter (its disk is full,
     or the masters hear it and the leader does not), would be chosen again and again while others
-    are never tried. So it is left alone for a pause that doubles, and put last after that.
+    are never tried. So it is left alone for a pause that doubles, and put last after that. A server
+    that was added in vain to one tablet after the other is doubted: no tablet waits for its turn
+    there, and replicas are not moved there for the sake of evenness until its pause is over.
 
     Only in memory: without it a copy could begin too many, or a failed target be tried once more,
     and no harm be done.
@@ -76,6 +79,7 @@ class Additions:
         """Non-voters at the last look."""
         self._come: dict[TabletId, tuple[ServerUuid, ...]] = {}
         self._failures: dict[TabletId, dict[ServerUuid, _Failure]] = {}
+        self._doubted: DoubtedServers[TabletId] = DoubtedServers()
         self._moves: dict[TabletId, tuple[ReplicaMove, int]] = {}
         """Moves at the last look, and how often the target had failed when each was first seen."""
         self._seen_moves: dict[TabletId, tuple[ReplicaMove, int]] = {}
@@ -102,6 +106,7 @@ class Additions:
                     self._failed(tablet_id, uuid, now)
             elif peer.voter:
                 self._failures.get(tablet_id, {}).pop(uuid, None)
+                self._doubted.succeeded(uuid)
             elif was_released:  # the order is on its way
                 self._releasing[tablet_id, uuid] = None
         coming = tuple([peer.uuid for peer in members.non_voters])
@@ -114,10 +119,19 @@ class Additions:
         count = 0 if before is None else before.count
         pause_s = doubled_s(FIRST_PAUSE_S, count, LONGEST_PAUSE_S)
         of_tablet[uuid] = _Failure(count + 1, now + pause_s)
+        self._doubted.failed(tablet_id, uuid, now)
 
     def failed(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
         """The servers that were added in vain, and until when each is left alone."""
         return {uuid: each.until for uuid, each in self._failures.get(tablet_id, {}).items()}
+
+    def known_failures(self) -> KnownFailures:
+        """The same, with the servers that were added in vain to one tablet after the other."""
+        return KnownFailures(self.failed, self.doubted())
+
+    def doubted(self) -> dict[ServerUuid, float]:
+        """The servers that were added in vain to several tablets, and until when each is paused."""
+        return self._doubted.pauses()
 
     def is_vain(self, tablet_id: TabletId, move: ReplicaMove) -> bool:
         """Whether the target of a move was added in vain since this leader first saw the move.
@@ -144,6 +158,7 @@ class Additions:
         self._moves, self._seen_moves = self._seen_moves, {}
         self._coming, self._come = self._come, {}
         self._released, self._releasing = self._releasing, {}
+        self._doubted.prune(now)
         old = now - FORGOTTEN_AFTER_S
         for of_tablet in self._failures.values():
             for uuid in [uuid for uuid, each in of_tablet.items() if each.until <= old]:
@@ -213,18 +228,19 @@ class Replacements:
         replica = group.replicas.get(uuid)
         return replica is not None and replica.group.role is ReplicaRole.FAILED
 
-    def spare(self, group: Group) -> Load | None:
+    def spare(self, group: Group, but_not: Iterable[ServerUuid] = ()) -> Load | None:
         """The server that one is to be moved to, or the best for one more replica.
 
-        Not one whose replica of it is broken, nor one whose disk is full. Servers that were added
-        in vain come last, and after a pause.
+        Not one whose replica of it is broken, nor one whose disk is full, nor one of ``but_not``.
+        Servers that were added in vain come last, and after a pause.
         """
         move = group.tablet.move
         if move is not None and self.may_go_to(group, move.target):
             return self._load_of(move.target)
         failed = self._additions.failed(group.tablet.tablet_id)
         paused = [uuid for uuid, until in failed.items() if self._now < until]
-        return self._best(group, failed) or (self._best(group, paused) if failed else None)
+        best = self._best(group, [*failed, *but_not])
+        return best or (self._best(group, [*paused, *but_not]) if failed else None)
 
     def has_spare(self, group: Group) -> bool:
         """Whether there is a server for one more replica, now or after a pause."""
@@ -275,6 +291,11 @@ class Replacements:
             if self._giving.get(source, 0) >= self._limits.gives_max:
                 continue
             load = self.spare(wanted.group)
+            # A wait for a server that finishes no copy would be for nothing. It may be the best
+            # for each tablet, as the only one on a node, or in a rack, that has none.
+            busy = [u for u in self._additions.doubted() if not self._may_receive(u)]
+            if load is not None and load.server.uuid in busy:
+                load = self.spare(wanted.group, busy)
             if load is not None and self._may_receive(load.server.uuid):
                 yield wanted, self._take(wanted, load)
             # else the best server is worth waiting for: others are on the wrong node

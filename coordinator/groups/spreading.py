@@ -29,7 +29,8 @@ from typing import TypeAlias
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.groups.group import Replica, group_of
 from stelae.coordinator.liveness.liveness import Liveness, Seen
-from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.coordinator.placement.leader_loads import Cooling, leaders_load
 from stelae.coordinator.placement.rebalance import (
     MayTake,
@@ -131,7 +132,7 @@ def _owned(seen: Seen) -> float:
 
 
 def next_step(
-    layout: Layout, cooling: Cooling, now: float, added: Avoided, led: Avoided
+    layout: Layout, cooling: Cooling, now: float, added: KnownFailures, led: KnownFailures
 ) -> Step | None:
     """The step to take now; None if all is even enough, or not known well enough.
 
@@ -140,11 +141,12 @@ def next_step(
     """
     ids = [tablet.tablet_id for tablet in layout.tablets]
     may_hold, may_lead = by_failures(ids, added, now), by_failures(ids, led, now)
-    return _step(layout, cooling, now, may_hold[0], may_lead[0]) or (
-        _step(layout, cooling, now, may_hold[-1], may_lead[-1])
-        if len(may_hold) + len(may_lead) > 2
-        else None
-    )
+    step = None
+    for number in range(max(len(may_hold), len(may_lead))):
+        hold = may_hold[min(number, len(may_hold) - 1)]
+        lead = may_lead[min(number, len(may_lead) - 1)]
+        step = step or _step(layout, cooling, now, hold, lead)
+    return step
 
 
 def _step(

@@ -16,7 +16,8 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, departure, is_bound, may_leave
 from stelae.coordinator.moves.relief import room_bytes, size_of
-from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.coordinator.placement.rebalance import Placed, both, by_failures, next_move
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletReport
@@ -28,13 +29,13 @@ def even_out(
     live: Sequence[Seen],
     homes: Sequence[Load],
     now: float,
-    avoid: Avoided,
+    failures: KnownFailures,
     staying: Container[TabletId] = (),
 ) -> Departure | None:
     """The step to take now; None if all is even enough, or some tablet is not at rest.
 
     ``homes``: servers that may get tablets; all of them, if none is to be left or in maintenance.
-    ``avoid``: where tablets failed. ``staying``: tablets that are not closed just now.
+    ``failures``: where tablets failed. ``staying``: tablets that are not closed just now.
     """
     by_uuid = {seen.server.uuid: seen for seen in live}
     if len(homes) < len(by_uuid) or not all(seen.picture.is_exact for seen in live):
@@ -61,7 +62,7 @@ def even_out(
         return tablet.size_bytes <= room_bytes(by_uuid[target])
 
     step = None
-    for has_not_failed in by_failures([each.tablet_id for each in placed], avoid, now):
+    for has_not_failed in by_failures([each.tablet_id for each in placed], failures, now):
         step = step or next_move(placed, nodes, limits, may_take=both(may_take, has_not_failed))
     if step is None:
         return None

@@ -24,7 +24,8 @@ from stelae.coordinator.moves.departures import Close, Departure, Departures, ma
 from stelae.coordinator.moves.evening import even_out
 from stelae.coordinator.moves.leaving import leave
 from stelae.coordinator.moves.relief import note_short, relieve
-from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TabletRecord, TabletState
@@ -36,13 +37,13 @@ def planned_closes(
     departures: Departures,
     homes: Callable[[], Sequence[Load]],
     now: float,
-    avoid: Avoided,
+    failures: KnownFailures,
     *,
     may_even_out: bool,
 ) -> list[Close]:
     """The tablet to be closed now, if there is one; noted as told.
 
-    ``live``: tservers. ``homes``: asked for the servers that may get it. ``avoid``: where
+    ``live``: tservers. ``homes``: asked for the servers that may get it. ``failures``: where
     tablets failed. ``may_even_out``: it has been calm for as long as operators want, and nothing
     else is to be evened out.
     """
@@ -60,11 +61,11 @@ def planned_closes(
         else:
             return [departures.last.close]
     staying = departures.staying(now)
-    found = relieve(catalog, seen, homes, departures.short_since, now, avoid, staying)
+    found = relieve(catalog, seen, homes, departures.short_since, now, failures, staying)
     if found is None and departures.is_rested(now):
         found = leave(catalog, seen, staying)
     if found is None and may_even_out:
-        found = even_out(catalog, seen, homes(), now, avoid, staying)
+        found = even_out(catalog, seen, homes(), now, failures, staying)
     if found is None or not _has_home(found.target, homes()):
         return []
     departures.begin(found, now)

@@ -22,7 +22,8 @@ from typing import NamedTuple
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure
-from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletReport
 
@@ -41,13 +42,13 @@ def relieve(
     homes: Callable[[], Sequence[Load]],
     short_since: dict[ServerUuid, float],
     now: float,
-    avoid: Avoided,
+    failures: KnownFailures,
     staying: Container[TabletId] = (),
 ) -> Departure | None:
     """The next tablet to leave a server for want of memory, of the one that lacks most first.
 
     ``homes``: asked for servers that may get tablets. ``short_since``: as `note_short` keeps it.
-    ``avoid``: where tablets failed. ``staying``: tablets that are not closed just now.
+    ``failures``: where tablets failed. ``staying``: tablets that are not closed just now.
     """
     short = [seen for seen in live if now >= short_since.get(seen.server.uuid, now) + SHORT_FOR_S]
     if not short:
@@ -62,7 +63,7 @@ def relieve(
         fitting = [
             _Fitting(*rank, report.remote_bytes, size_of(report), tablet.tablet_id)
             for tablet, report in able_to_leave(catalog, seen, staying)
-            if (rank := _best_home(rooms, size_of(report), avoid(tablet.tablet_id), now))
+            if (rank := _best_home(rooms, size_of(report), tablet.tablet_id, failures, now))
         ]
         if fitting:
             best = max(fitting)
@@ -75,8 +76,8 @@ def relieve(
 class _Fitting(NamedTuple):
     """A tablet and the server where it has room; of several the greatest goes first."""
 
-    before: float
-    """0 where it has not failed; else less, the later the pause of the failure ends."""
+    before: tuple[float, float]
+    """As `KnownFailures.rank` says; the later a pause ends, the less."""
     room_bytes: int
     target: ServerUuid
     remote_bytes: int
@@ -85,14 +86,18 @@ class _Fitting(NamedTuple):
 
 
 def _best_home(
-    rooms: Mapping[ServerUuid, int], size_bytes: int, failed: Mapping[ServerUuid, float], now: float
-) -> tuple[float, int, ServerUuid] | None:
-    """The roomiest server with room for a tablet at which it has not ``failed``; else of those that
+    rooms: Mapping[ServerUuid, int],
+    size_bytes: int,
+    tablet_id: TabletId,
+    failures: KnownFailures,
+    now: float,
+) -> tuple[tuple[float, float], int, ServerUuid] | None:
+    """The roomiest server with room for a tablet at which nothing has failed; else of those that
     are not paused any more the one whose pause ended first; None: there is none."""
     found = [
-        (-failed.get(uuid, 0.0), room_bytes, uuid)
+        (failures.rank(tablet_id, uuid), room_bytes, uuid)
         for uuid, room_bytes in rooms.items()
-        if size_bytes <= room_bytes and now >= failed.get(uuid, now)
+        if size_bytes <= room_bytes and failures.may_go(tablet_id, uuid, now)
     ]
     return max(found, default=None)
 

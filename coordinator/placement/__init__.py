@@ -6,6 +6,7 @@ measure smaller, so the steps come to an end and none is taken back.
 - `assignment`: which tserver gets a tablet.
 - `tablet_sizes`: how much memory a tablet needs where it is opened.
 - `rebalance`: which replica or leadership to move, by counts and then sizes.
+- `doubted`: servers at which one object after the other failed.
 - `leader_loads`: which leadership to move, by measured load.
 - `copysets`: groups of backups in which the replicas of a segment lie together.
 - `known_backups`: which backups the cluster counts on, heard or not.

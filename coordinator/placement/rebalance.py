@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stelae.coordinator.placement.assignment import Avoided
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.places import Place
 from stelae.core.records.records import ReplicaMove
@@ -64,20 +64,27 @@ def both(one: MayTake, other: MayTake) -> MayTake:
     return lambda tablet, target: one(tablet, target) and other(tablet, target)
 
 
-def by_failures(tablets: Iterable[TabletId], avoid: Avoided, now: float) -> tuple[MayTake, ...]:
-    """What steps may be taken, in the order in which to look for one: steps that have not failed;
-    if there is none, those that have failed and are not paused any more (decisions §61)."""
-    failed = {tablet_id: found for tablet_id in tablets if (found := avoid(tablet_id))}
-    if not failed:
+def by_failures(
+    tablets: Iterable[TabletId], failures: KnownFailures, now: float
+) -> tuple[MayTake, ...]:
+    """What steps may be taken, in the order in which to look for one: where nothing failed; then to
+    a doubted server that is not paused any more; then those that have failed, and are not paused
+    any more (decisions §61, §73)."""
+    doubted = failures.doubted
+    failed = {tablet_id: found for tablet_id in tablets if (found := failures.own(tablet_id))}
+    if not failed and not doubted:
         return (anybody,)
 
     def is_untried(tablet: Placed, target: ServerUuid) -> bool:
         return target not in failed.get(tablet.tablet_id, {})
 
-    def is_not_paused(tablet: Placed, target: ServerUuid) -> bool:
-        return now >= failed.get(tablet.tablet_id, {}).get(target, now)
+    def is_not_doubted(tablet: Placed, target: ServerUuid) -> bool:
+        return target not in doubted and is_untried(tablet, target)
 
-    return is_untried, is_not_paused
+    def may_go(tablet: Placed, target: ServerUuid) -> bool:
+        return failures.may_go(tablet.tablet_id, target, now)
+
+    return is_not_doubted, both(is_untried, may_go), may_go
 
 
 def next_move(

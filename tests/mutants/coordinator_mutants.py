@@ -31,6 +31,7 @@ MUTANTS = [
         _GROUPS,
         [
             ("        if not same:", "        if True:"),
+            ("KnownFailures(self.avoid, self._failed.doubted())", "KnownFailures(self.avoid)"),
             (" or isinstance(error, OutcomeUnknown):", ":"),
             (" and error.args[0] == TRANSFER_ATTEMPT:", ":"),
             ("elif term > order.term or heard_at", "elif heard_at"),
@@ -81,6 +82,50 @@ MUTANTS = [
         [
             ("is_broken or is_lost or is_vain or move", "is_broken or is_lost or move"),
             ("        return count > first[1]\n", "        return count > 0\n"),
+            ("                self._doubted.succeeded(uuid)\n", ""),
+            ("        self._doubted.failed(tablet_id, uuid, now)\n", ""),
+            ("load = self.spare(wanted.group, busy)", "load = self.spare(wanted.group)"),
+            ("in self._additions.doubted() if not self._may_receive(u)]", "in self._full]"),
+            ("if not self._may_receive(u)]", "]"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide_groups.py",
+        (*_GROUPS, f"{_UNIT}/groups/test_group_balance.py"),
+        [
+            (
+                "failed = self._additions.known_failures(),",
+                "failed = self._additions.known_failures()._replace(doubted={}),",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/rebalance.py",
+        (f"{_UNIT}/placement/test_doubted.py",),
+        [("is_not_doubted, both(is_untried, may_go), may_go", "is_not_doubted, may_go")],
+    ),
+    *mutants_of(
+        "coordinator/placement/doubted.py",
+        (f"{_UNIT}/placement/test_doubted.py",),
+        [
+            ("elif doubt.times or doubt.first != key:", "else:"),
+            ("elif doubt.times or doubt.first != key:", "elif doubt.first != key:"),
+            ("            doubt.times += 1\n", "            doubt.times = 1\n"),
+            ("        self._doubts.pop(server, None)\n", "        pass\n"),
+            ("if each.until < old]", "if each.until < now]"),
+            (
+                "for server, each in self._doubts.items() if each.times}",
+                "for server, each in self._doubts.items()}",
+            ),
+            ("now >= own_until and now >= self.doubted.get(server, now)", "now >= own_until"),
+            (
+                "now >= own_until and now >= self.doubted.get(server, now)",
+                "now >= self.doubted.get(server, now)",
+            ),
+            (
+                "return -self.own(tablet_id).get(server, 0.0), -self.doubted.get(server, 0.0)",
+                "return -self.doubted.get(server, 0.0), -self.own(tablet_id).get(server, 0.0)",
+            ),
         ],
     ),
     *mutants_of(
@@ -106,8 +151,8 @@ MUTANTS = [
         "coordinator/moves/relief.py",
         _MOVES,
         [
-            ("if size_bytes <= room_bytes and now", "if now"),
-            (" and now >= failed.get(uuid, now)\n", "\n"),
+            ("if size_bytes <= room_bytes and failures", "if failures"),
+            (" and failures.may_go(tablet_id, uuid, now)\n", "\n"),
         ],
     ),
     *mutants_of(
@@ -121,6 +166,25 @@ MUTANTS = [
         [
             ("        elif departures.is_late(now):\n", "        elif False:\n"),
             ("        departures.hold(now)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        _MOVES,
+        [
+            ("KnownFailures(owners.avoid, owners.doubted())", "KnownFailures(owners.avoid)"),
+            ("            self._pacing.owners.opened(tablet.owner)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/backoff/owners.py",
+        _MOVES,
+        [
+            ("            self._doubted.failed(tablet_id, server, now)\n", ""),
+            (
+                '(rule 5)."""\n        self._doubted.succeeded(server)\n',
+                '(rule 5)."""\n',
+            ),
         ],
     ),
     *mutants_of(

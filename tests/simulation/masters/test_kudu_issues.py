@@ -165,6 +165,7 @@ async def kudu_500(world: World) -> None:
         assert (await one.table("t", max_staleness=1.0)).name == "t"
         assert await one.is_create_done("t", max_staleness=1.0)
         located = await one.locate_table("t", max_staleness=1.0)
+        assert located
         assert all(each.address for each in located)
         same = await one.locate([each.tablet.tablet_id for each in located], max_staleness=1.0)
         assert same == located

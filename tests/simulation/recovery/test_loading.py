@@ -83,8 +83,9 @@ def test_all_rows_follow_at_a_bounded_rate_and_status_says_how_far_it_is(
         recovery = (await story.database.status())["recoveries"][0]
         assert recovery["loaded"] == 1.0
         assert recovery["loaded_s"] > recovery["phases_s"]["running"]
-        stats = story.tablet()[1]._memory.statistics()
-        assert all(s.sealed for s in stats if s.closed)
+        closed = [s for s in story.tablet()[1]._memory.statistics() if s.closed]
+        assert closed
+        assert all(each.sealed for each in closed)
         await story.check_all(table)
         await story.lose_owner()
         await story.check_all(table)

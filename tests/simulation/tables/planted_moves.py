@@ -96,6 +96,11 @@ def _forgets_where_tablets_failed() -> Any:
     return patch.object(FailedOwners, "avoid", lambda self, tablet_id: {})
 
 
+def _forgets_servers_that_failed() -> Any:
+    """Choose as if a server at which one tablet after the other failed were as good as others."""
+    return patch.object(FailedOwners, "doubted", lambda self: {})
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "all_at_once": _all_at_once,
     "leaves_without_its_replicas": _leaves_without_its_replicas,
@@ -104,6 +109,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "evens_out_in_a_hurry": _evens_out_in_a_hurry,
     "evens_out_for_ever": _evens_out_for_ever,
     "forgets_where_tablets_failed": _forgets_where_tablets_failed,
+    "forgets_servers_that_failed": _forgets_servers_that_failed,
     "next_owner_does_not_wait": _next_owner_does_not_wait,
 }
 """The first two: `tests.simulation.backups.test_retirement`; the last: `test_lost_while_loading`;

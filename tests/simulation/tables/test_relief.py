@@ -30,7 +30,9 @@ TEXT = "x" * 500
 BATCH = 40
 CALM_S = 5.0
 FILLED_S = 200.0
-"""Upper bound until a server that can open a quarter of all tablets has been given each of them."""
+"""Upper bound until a server that cannot open three of all tablets has as many others."""
+HOPELESS_S = 120.0
+"""Time with a server that opens nothing. Without a pause a tablet goes there each 5 s."""
 
 
 class Crowd:
@@ -267,25 +269,41 @@ def test_rows_follow_slowly_where_a_server_is_retired(monkeypatch: pytest.Monkey
 
 
 async def _joined_and_sick(crowd: Crowd) -> None:
-    """The server that joins can open the smallest tablet of each of the others, and no other one.
-    By size each of the larger ones is a better step."""
+    """The server that joins cannot open the first three tablets that it is given, which are the
+    best steps."""
     world = crowd.world
     await crowd.begin()
     await asyncio.sleep(20.0)
-    smallest = [
-        min(server._tablets.values(), key=lambda tablet: tablet.memory_bytes).tablet_id
-        for server in crowd.servers()
-    ]
     joined = crowd.cluster.add_tserver()
 
     def count() -> int:
         server = world.server(joined)
         return 0 if server is None else sum(bool(t.holders()) for t in server._tablets.values())
 
-    with sick_owners(lambda server, tablet: server == joined and tablet not in smallest) as failed:
+    sick: dict[str, None] = {}
+
+    def is_sick(server: str, tablet: str) -> bool:
+        if server == joined and len(sick) < 3:
+            sick[tablet] = None
+        return server == joined and tablet in sick
+
+    with sick_owners(is_sick) as failed:
         await world.wait_until(lambda: count() == 3, FILLED_S, "it is filled with others")
         await world.wait_until(crowd.are_loaded, 60.0, "all rows are in memory")
-    assert failed, "no tablet failed there"
+    assert len(failed) >= 3, "three tablets failed there"
+
+
+async def _joined_and_hopeless(crowd: Crowd) -> None:
+    """The server that joins can open no tablet at all, and is the emptiest one all the time."""
+    await crowd.begin()
+    await asyncio.sleep(20.0)
+    joined = crowd.cluster.add_tserver()
+    with sick_owners(lambda server, _: server == joined) as failed:
+        await asyncio.sleep(HOPELESS_S)
+    tablets = {tablet for _, tablet, _ in failed}
+    assert len(tablets) >= 2, f"it was tried with {len(tablets)} tablets, once each"
+    assert len(failed) <= 6, f"{len(failed)} tablets were away in vain"
+    await crowd.world.wait_until(crowd.are_loaded, 60.0, "all rows are in memory")
 
 
 async def _relieved_of_others(crowd: Crowd) -> None:
@@ -332,3 +350,14 @@ def test_a_leader_that_forgets_where_tablets_failed_is_found(what: str) -> None:
     story, calm_s = SICK_STORIES[what]
     with planted("forgets_where_tablets_failed"), pytest.raises(SimulationFailure):
         tell(story, Crowd(3, rebalance_after_s=calm_s))
+
+
+def test_a_server_that_opens_nothing_is_left_alone() -> None:
+    """Every step towards it is a pause for a tablet, and each tablet would try it once."""
+    tell(_joined_and_hopeless, Crowd(3, fill=0.3, rebalance_after_s=CALM_S))
+
+
+def test_a_leader_that_forgets_which_server_opens_nothing_is_found() -> None:
+    """The planted bug: only the failures of the same tablet count."""
+    with planted("forgets_servers_that_failed"), pytest.raises(SimulationFailure, match="in vain"):
+        tell(_joined_and_hopeless, Crowd(3, fill=0.3, rebalance_after_s=CALM_S))

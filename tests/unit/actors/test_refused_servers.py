@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from unittest.mock import AsyncMock, MagicMock
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from stelae.actors.cas_store.files import FilesBackend
 from stelae.actors.cas_store.server import CasStore
 from stelae.actors.master.heartbeat_requests import ServerRequests
 from stelae.actors.server.replaced import Replaced
 from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.servers import HeartbeatReply
+from stelae.core.messages.servers import HEARTBEAT, Heartbeat, HeartbeatReply
 from stelae.core.records.records import ServerInfo, ServerKind, ServerMark
+from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import ProcessIdentity
+from stelae.core.tasks import Tasks
+from stelae.simulation import Options, World
+from stelae.simulation.world.instance import SimRuntime
 
 UUID = ServerUuid("old")
+HEARD = 5
 
 
 @pytest.mark.parametrize("kind", [ServerKind.SAFEKEEPER, ServerKind.BACKUP])
@@ -25,28 +33,56 @@ def test_a_replaced_server_is_not_registered_again(kind: ServerKind) -> None:
     info = ServerInfo(
         kind, f"{kind.value}-1", UUID, 1, Address("old:1"), ProcessIdentity("n", 1, 0)
     )
-    master = MagicMock(catalog=Catalog())
-    requests = ServerRequests(master)
-    master.runtime.clock.now.return_value = 1.0
+    runtime = World(1, Options()).client("master")
+    master = SimpleNamespace(catalog=Catalog(), runtime=runtime, liveness=Liveness(Settings()))
+    requests = ServerRequests(cast(Any, master))
     assert requests._draft_register(info) is not None
     master.catalog.marks[UUID] = ServerMark(UUID, info.name, kind=kind, replaced=True)
     assert requests._draft_register(info) is None
 
 
-def test_a_replaced_configuration_store_ends_at_its_heartbeat() -> None:
+class Master:
+    """Says of each server that it was replaced, as a leader or as a follower."""
+
+    def __init__(self, runtime: SimRuntime, *, is_leader: bool) -> None:
+        self.tasks = Tasks()
+        self.heard = 0
+        self._runtime = runtime
+        self._is_leader = is_leader
+
+    async def start(self) -> None:
+        await self._runtime.peers.listen("m" * 32, {HEARTBEAT: self._heartbeat})  # type: ignore[arg-type]
+
+    async def stop(self) -> None:
+        await self.tasks.close()
+
+    async def _heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
+        self.heard += 1
+        return Reply(HeartbeatReply(self._is_leader, 1, call.body.sent, replaced=True))
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_a_configuration_store_ends_once_a_leader_says_that_it_was_replaced(
+    is_leader: bool,
+) -> None:
     """A master that follows does not know whether the fence stands."""
-    runtime = MagicMock()
-    runtime.clock.sleep = AsyncMock(side_effect=asyncio.CancelledError)
-    store = CasStore(runtime, MagicMock(), name="cas_store-1", cluster="demo")
-    store.info, store._masters = MagicMock(), MagicMock(update=AsyncMock())
-    store.info.name = "cas_store-1"
+    world = World(1, Options())
 
-    def beat(*, is_leader: bool) -> None:
-        reply = HeartbeatReply(is_leader=is_leader, term=1, sent=1.0, replaced=True)
-        runtime.peers.call = AsyncMock(return_value=MagicMock(body=reply))
-        asyncio.run(store._heartbeat(Address("m:1")))
+    def store(runtime: SimRuntime) -> CasStore:
+        masters = [world.address("m1")]
+        backend = FilesBackend(runtime.disk)
+        return CasStore(runtime, backend, name="cas_store-1", cluster="demo", masters=masters)
 
-    with pytest.raises(Replaced, match="cas_store-1: another server has this name"):
-        beat(is_leader=True)
-    with pytest.raises(asyncio.CancelledError):
-        beat(is_leader=False)
+    async def story() -> None:
+        world.start("m1", lambda runtime: Master(runtime, is_leader=is_leader), kind="master")
+        await world.wait_ready()
+        node = world.start(
+            "cas_store-1", store, kind="cas_store", auto_restart=False, exits=(Replaced,)
+        )
+        master: Any = world.server("m1")
+        await world.wait_until(
+            lambda: not node.running or master.heard >= HEARD, 60.0, "it ends, or goes on"
+        )
+        assert (node.running, master.heard) == ((False, 1) if is_leader else (True, HEARD))
+
+    world.run(story())

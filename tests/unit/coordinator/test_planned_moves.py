@@ -4,6 +4,7 @@ move."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -312,6 +313,49 @@ def test_a_tablet_goes_elsewhere_the_next_time(what: str) -> None:
     assert again is not None
     second = (again.tablet_id, world.carry_out(again))
     assert second != (close.tablet_id, first)
+
+
+@pytest.mark.parametrize("what", ["relief", "evening"])
+def test_a_server_that_fails_for_one_tablet_after_the_other_is_left_alone(what: str) -> None:
+    """Each tablet would otherwise try the emptiest server once, and be away for that time. After
+    two of them it comes last, and after a pause that doubles."""
+    small = {f"t{n}": (10, 0) for n in range(9)}
+    if what == "relief":
+        world = Owned(s1=small | {"a": (400, 0), "b": (450, 0)}, s2={})
+    else:
+        world = Owned(s1=small, s2={})
+    world.rebalance_after_s = 0.0 if what == "relief" else SERVER_PAUSE_S / 4
+    began, failed_at, tried = world.now, [], []
+    while world.now < began + 16 * SERVER_PAUSE_S:
+        close = close_within(world, 1.0)
+        if close is not None:
+            assert fail_at(world, close) == "s2"
+            failed_at.append(world.now)
+            tried.append(close.tablet_id)
+        world.now += 1.0
+    assert len(tried) == len(set(tried)), "the same tablet was tried again before others"
+    pauses_s = [after - before for before, after in pairwise(failed_at)]
+    assert len(pauses_s) >= 4
+    least_s = [0.0, *(SERVER_PAUSE_S * 2**n for n in range(len(pauses_s) - 1))]
+    assert all(pause_s >= least for pause_s, least in zip(pauses_s, least_s, strict=True))
+
+
+def test_a_server_where_a_tablet_was_opened_again_gets_others_at_once() -> None:
+    """One success ends the doubt."""
+    world = Owned(s1={f"t{n}": (10, 0) for n in range(9)}, s2={"x": (10, 0)})
+    world.rebalance_after_s = SERVER_PAUSE_S / 4
+    for _ in range(2):
+        close = close_within(world, SERVER_PAUSE_S)
+        assert close is not None
+        fail_at(world, close)
+    assert close_within(world, SERVER_PAUSE_S / 2) is None
+    opened = world.catalog.tablets[TabletId("x")]
+    for state in (TabletState.RECOVERING, TabletState.RUNNING):
+        generation = opened.generation + 1
+        opened = msgspec.structs.replace(opened, state=state, generation=generation)
+        world.put(CatalogBatch(tablets=(opened,)))
+        world.look()
+    assert close_within(world, SERVER_PAUSE_S / 3) is not None
 
 
 def test_relief_uses_a_server_that_failed_if_it_is_the_only_one_and_not_before_its_pause() -> None:

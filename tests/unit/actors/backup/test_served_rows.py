@@ -10,7 +10,8 @@ import pytest
 from crc32c import crc32c
 
 from stelae.actors.backup import served as served_rows
-from stelae.core.errors import CorruptData, InvalidArgument, TooLarge
+from stelae.actors.backup.holdings import Holdings
+from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
 from stelae.core.messages.backups import (
     READ_ROWS,
     READ_SINGLE_ROWS,
@@ -19,6 +20,7 @@ from stelae.core.messages.backups import (
     ReadSingleRows,
 )
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES
+from stelae.storage.segments.partial_image import PartialImage
 from tests.unit.actors.backup.backup_world import LOG, SCHEMA, SEGMENT, Owner, Rows, make_image, run
 
 
@@ -79,22 +81,78 @@ def test_more_than_fits_a_reply_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     run(scenario)
 
 
+OPENS_S = 0.5
+"""Time that an opening takes in `slow_openings`: longer than messages are under way."""
+
+
+def slow_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have each opening take its time. Returns what was opened, in order."""
+    opens, opened = PartialImage.open, list[str]()
+
+    async def slowly(read: Any, length: int, where: str) -> PartialImage | None:
+        opened.append(where)
+        image = await opens(read, length, where)
+        await asyncio.sleep(OPENS_S)
+        return image
+
+    monkeypatch.setattr(PartialImage, "open", slowly)
+    return opened
+
+
 def test_an_image_is_opened_once_for_all_who_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for the first one that does."""
-    opens, opened = served_rows.ServedRows._open_image, 0
-
-    async def counted(self: Any, *what: Any) -> Any:
-        nonlocal opened
-        opened += 1
-        return await opens(self, *what)
-
-    monkeypatch.setattr(served_rows.ServedRows, "_open_image", counted)
+    opened = slow_openings(monkeypatch)
 
     async def scenario(owner: Owner) -> None:
         await owner.seal(make_image(rows=250))
         found = await asyncio.gather(*(ids(owner, 100, n) for n in (0, 1, 2)))
         assert [each for part in found for each in part] == list(range(250))
-        assert opened == 1
+        assert len(opened) == 1
+
+    run(scenario)
+
+
+def test_an_image_whose_replica_is_freed_while_it_is_opened_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody would ask for it again, and its memory would be taken for a while."""
+    opened = slow_openings(monkeypatch)
+
+    async def scenario(owner: Owner) -> None:
+        await owner.seal(make_image(rows=250))
+        reading = asyncio.create_task(ids(owner, 100, 0))
+        await asyncio.sleep(OPENS_S / 2)
+        assert opened
+        await owner.free(SEGMENT)
+        assert await reading == list(range(100)), "they were read before"
+        assert not owner.world.server("b1")._served._opened
+
+    run(scenario)
+
+
+def test_a_whole_image_whose_replica_is_freed_while_it_is_read_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its frames may have bytes of another replica by then. Images of before are read whole."""
+    read = Holdings.read
+
+    async def whole(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(PartialImage, "open", whole)
+
+    async def scenario(owner: Owner) -> None:
+        async def freed_meanwhile(self: Holdings, request: Any) -> Any:
+            found = await read(self, request)
+            await owner.free(SEGMENT)
+            return found
+
+        await owner.seal(make_image(rows=250))
+        assert await ids(owner, 100, 1) == list(range(100, 200))
+        owner.world.server("b1")._served._opened.clear()
+        monkeypatch.setattr(Holdings, "read", freed_meanwhile)
+        with pytest.raises(TabletNotReady, match="replaced"):
+            await ids(owner, 100, 1)
 
     run(scenario)
 

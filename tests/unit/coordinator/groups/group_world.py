@@ -58,6 +58,8 @@ class World:
         self.now = 100.0
         self.liveness.lead(self.now)
         self.silent: dict[str, None] = {}
+        self.nodes: dict[str, str] = {}
+        """Servers that are not on a node of their own."""
         self.rebalance_after_s = 0.0
         self.requests = 0
         self.racks: dict[str, str] = {}
@@ -96,7 +98,7 @@ class World:
         for name in names or [name for name in self.held if name not in self.silent]:
             live_bytes, limit_bytes = self.memory.get(name, (0, 0))
             beat = Heartbeat(
-                server(name, rack=self.racks.get(name, "")),
+                server(name, self.nodes.get(name, ""), self.racks.get(name, "")),
                 self.now,
                 tuple(self.held[name].values()),
                 live_bytes=live_bytes,

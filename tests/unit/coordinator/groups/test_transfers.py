@@ -135,17 +135,39 @@ def test_an_order_that_is_repeated_is_counted_from_the_first_one() -> None:
 
 def test_the_rebalancer_hands_another_leadership_over_if_one_does_not_get_there() -> None:
     """All leaders are on a: the best step is the same each time, and it fails each time."""
+    world = _all_led_by_a("tuv", 20.0)
+    tried = _tried(world, 3)
+    assert len(tried) == len(set(tried)) == 3
+
+
+def test_the_rebalancer_leaves_servers_alone_that_take_no_leadership() -> None:
+    """They lead nothing, so they are best for each tablet. After two of them they come last, and
+    after pauses that double: without these nine tablets would be tried at each of them."""
+    world = _all_led_by_a("klmnopqrst", 12.0)
+    until, tried = world.now + 200.0, []
+    while world.now < until:
+        tried += [target for _, target in _tried(world, 1)]
+    assert 4 <= tried.count(B) <= 5
+    assert 4 <= tried.count(C) <= 5
+
+
+def _all_led_by_a(tables: str, rebalance_after_s: float) -> World:
     world = World("a", "b", "c")
-    tablets = [world.form(world.create(replicas(3), name)[0]) for name in "tuv"]
-    world.rebalance_after_s = 20.0
+    tablets = [world.form(world.create(replicas(3), name)[0]) for name in tables]
+    world.rebalance_after_s = rebalance_after_s
     for tablet in tablets:
         for name in "abc":
             leads, peers = name == "a", _heard() if name == "a" else ()
             world.says(name, tablet, R.LEADER if leads else R.FOLLOWER, leader=A, peers=peers)
     world.beat()
     world.decide()
+    return world
+
+
+def _tried(world: World, count: int) -> list[tuple[TabletId, ServerUuid]]:
+    """The first transfers that are ordered, and for whom. None is carried out."""
     tried = []
-    for _ in range(3):
+    for _ in range(count):
         for _ in range(30):
             world.wait(1)
             found = [a for a in world.decide() if isinstance(a, Transfer)]
@@ -156,7 +178,7 @@ def test_the_rebalancer_hands_another_leadership_over_if_one_does_not_get_there(
                 world.pacing.transfers.told(order.tablet_id, *about, world.now)
             if found:
                 break
-    assert len(tried) == len(set(tried)) == 3
+    return tried
 
 
 def _heard() -> tuple[PeerHealth, ...]:

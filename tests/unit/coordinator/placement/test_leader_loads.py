@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.spreading import Layout, Step, next_step
 from stelae.coordinator.placement.assignment import NO_LIMIT
+from stelae.coordinator.placement.doubted import KnownFailures
 from stelae.coordinator.placement.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
 from stelae.coordinator.placement.rebalance import Placed
 from stelae.core.ids import ServerUuid, TableId, TabletId
@@ -46,7 +47,8 @@ def placed(*words: str) -> tuple[Placed, ...]:
 
 def step_of(given: Layout, cooling: Cooling, now: float) -> Step | None:
     """Where no step has failed."""
-    return next_step(given, cooling, now, lambda tablet: {}, lambda tablet: {})
+    none = KnownFailures(lambda tablet: {})
+    return next_step(given, cooling, now, none, none)
 
 
 def layout(*words: str, servers: str = "abc", beside: dict[str, float] | None = None) -> Layout:
