@@ -23,6 +23,7 @@ from stelae.cli.cluster.bench import bench
 from stelae.cli.cluster.certificates import certificate_app
 from stelae.cli.cluster.check import check
 from stelae.cli.cluster.grafana import grafana_app
+from stelae.cli.cluster.logs import logs
 from stelae.cli.cluster.masters import master_app
 from stelae.cli.cluster.plan import plan
 from stelae.cli.cluster.recover import recover
@@ -102,6 +103,7 @@ app.add_typer(certificate_app)
 app.command("apply")(apply)
 app.command("bench")(bench)
 app.command("check")(check)
+app.command("logs")(logs)
 app.command("plan")(plan)
 app.command("recover")(recover)
 

@@ -41,6 +41,7 @@ tserver: {count: 3}
         "status",
         "check",
         "demo",
+        "logs",
         "table list",
         "tablet move",
         "server list",
