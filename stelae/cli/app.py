@@ -36,10 +36,13 @@ from stelae.cli.output import (
     show_status,
 )
 from stelae.cli.table.backup import backup_app
-from stelae.cli.table.indexes import index_app  # noqa: F401  # adds its commands to those of tables
+from stelae.cli.table.create import table_create  # noqa: F401  # adds its commands to those of tables
+from stelae.cli.table.indexes import index_app  # noqa: F401  # likewise
 from stelae.cli.table.locate import tablet_app
 from stelae.cli.table.quarantine import quarantine_app
+from stelae.cli.table.rows import table_get  # noqa: F401  # likewise
 from stelae.cli.table.tables import table_app
+from stelae.cli.table.transfers import table_import  # noqa: F401  # likewise
 from stelae.cli.which_cluster import (
     Debug,
     Json,
