@@ -10,10 +10,12 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -21,9 +23,12 @@ from stelae.archive.files import Written
 from stelae.cli.files.formats import STANDARD, Format
 from stelae.client.http.json_values import column_to_json, encode_rows
 from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.core.schema.values import PER_SECOND
 from stelae.database.transfers import check_types
 
 JSON_PIECE_ROWS = 5000
+YEARS_1_TO_9999_S = (-62_135_596_800, 253_402_300_800)
+"""Seconds since 1970, the end excluded."""
 
 
 class RowWriter(Protocol):
@@ -101,17 +106,35 @@ class CsvWriter:
         self._rows += rows.num_rows
 
     def _texts(self, column: pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.ChunkedArray:
+        found: pa.ChunkedArray
+        if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+            return self._moments(column, name)
         if not pa.types.is_string(kind):
-            numbers: pa.ChunkedArray = column.cast(kind)
-            return numbers
+            found = column.cast(kind)
+            return found
         values = [value for chunk in column.chunks for value in column_to_json(chunk)]
-        for place, value in enumerate(values):
-            if not isinstance(value, str | None):
-                raise InvalidArgument(
-                    f"column {name!r}, row {self._rows + place}: moment {value} is outside of the "
-                    "years 1 to 9999, and has no text; take parquet or ndjson"
-                )
         return pa.chunked_array([pa.array(values, kind)])
+
+    def _moments(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+        """ISO 8601, with a zone in UTC. Raises InvalidArgument: a moment that has no such text."""
+        kind: Any = pa.date32() if pa.types.is_date(column.type) else column.type
+        is_date = pa.types.is_date(kind)
+        if is_date:
+            column = column.cast(kind)
+        unit_s = Fraction(86400) if is_date else Fraction(1, PER_SECOND[kind.unit])
+        stored = column.cast(pa.int32() if is_date else pa.int64()).cast(pa.int64())
+        low, end = (int(bound / unit_s) for bound in YEARS_1_TO_9999_S)
+        if low > -(1 << 63):  # nanoseconds do not reach so far
+            outside = pc.or_(pc.less(stored, low), pc.greater_equal(stored, end))
+            if (place := pc.index(outside, True).as_py()) >= 0:
+                raise InvalidArgument(
+                    f"column {name!r}, row {self._rows + place}: moment {stored[place]} is outside "
+                    "of the years 1 to 9999, and has no text; take parquet or ndjson"
+                )
+        if not is_date and kind.tz:
+            column = column.cast(pa.timestamp(kind.unit, "UTC"))
+        texts: pa.ChunkedArray = pc.replace_substring(column.cast(pa.string()), " ", "T")
+        return texts
 
     def close(self) -> None:
         self._writer.close()
