@@ -10,6 +10,8 @@ process ends, and Ray restarts it on its disk.
 4. On SIGTERM `exit_hook` hands over what the server leads before the process ends.
 5. `kept_files` keeps the files by which a cluster is found on every machine with a server.
 
+6. `own_log` names its log and its process after the server.
+
 `spark_host` starts, watches and kills the Spark session, which lives in a process of its own
 (`spark_process`). `recovery_spans` turns recoveries into traces.
 

@@ -33,6 +33,7 @@ from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.ray_host.exit_hook import at_exit
 from stelae.actors.ray_host.kept_files import FileKeeper, KeptFiles
 from stelae.actors.ray_host.node_selector import node_options
+from stelae.actors.ray_host.own_log import link_own_log, title_as
 from stelae.actors.ray_host.recovery_spans import RecoverySpans
 from stelae.actors.ray_host.runtime import RayMetrics, RayObjects
 from stelae.actors.ray_host.spark_plan import SparkPlan
@@ -139,6 +140,8 @@ class ServerHost:
 
     def __init__(self, plan: ServerPlan) -> None:
         log_as(cluster=plan.cluster, kind=plan.kind.value, server=plan.name)
+        if ray.is_initialized():
+            link_own_log(plan.cluster, plan.name)
         whose = {"cluster": plan.cluster, "kind": plan.kind.value, "server": plan.name}
         trace_as(plan.traces_endpoint, **whose)
         if not use_small_pages():
@@ -278,7 +281,8 @@ class ServerHost:
         self._runtime, self._server, self._objects = runtime, server, objects
         info: ServerInfo = server.info  # type: ignore[attr-defined]
         log_also(uuid=info.uuid, incarnation=info.incarnation)
-        server.tasks.spawn(_measure(server, metrics), "metrics")
+        logger.info("%s runs at %s as process %d", plan.name, peers.address, os.getpid())
+        server.tasks.spawn(_measure(server, metrics, plan), "metrics")
         if plan.kind is ServerKind.MASTER:
             server.tasks.spawn(self._watch_others(server), "death notices")
             if plan.spark is not None:
@@ -331,9 +335,9 @@ class ServerHost:
             logger.warning("a machine does not keep the cluster's files: %s", error.cause)
 
 
-async def _measure(server: Server, metrics: RayMetrics) -> None:
-    """Have the metrics told how the server is, and Ray what was counted. Nothing but what people
-    see hangs on it, so a bug in it is logged, and ends no server."""
+async def _measure(server: Server, metrics: RayMetrics, plan: ServerPlan) -> None:
+    """Have the metrics told how the server is, Ray what was counted, and ``ps`` whose process this
+    is. Nothing but what people see hangs on it, so a bug in it is logged, and ends no server."""
     problem, recoveries = "", RecoverySpans()
     while True:
         try:
@@ -342,6 +346,8 @@ async def _measure(server: Server, metrics: RayMetrics) -> None:
                 recoveries.tell(tracing.active, coordinator.recoveries.describe())
             metrics.flush()
             metrics.tell_gauges()
+            if ray.is_initialized():
+                title_as(plan.cluster, plan.name)
             if isinstance(server, Measured):
                 server.measure()
         except Exception as error:

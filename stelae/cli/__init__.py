@@ -6,7 +6,8 @@ module that is slow to import is imported by the command that needs it.
 
 - `app`: the commands of a whole cluster, and the entry point.
 - `cluster`: commands about servers, masters, safekeepers, plans, certificates, tokens.
-- `table`: commands about tables, tablets, indexes and backups.
+- `table`: commands about tables, tablets, rows, indexes and backups.
+- `files`: the rows of a table in a file: Parquet, CSV, NDJSON.
 - `which_cluster`: the options that every command has.
 - `output`, `values`: how results are shown, and how values are written.
 

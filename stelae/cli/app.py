@@ -23,6 +23,7 @@ from stelae.cli.cluster.bench import bench
 from stelae.cli.cluster.certificates import certificate_app
 from stelae.cli.cluster.check import check
 from stelae.cli.cluster.grafana import grafana_app
+from stelae.cli.cluster.logs import logs
 from stelae.cli.cluster.masters import master_app
 from stelae.cli.cluster.plan import plan
 from stelae.cli.cluster.recover import recover
@@ -36,10 +37,13 @@ from stelae.cli.output import (
     show_status,
 )
 from stelae.cli.table.backup import backup_app
-from stelae.cli.table.indexes import index_app  # noqa: F401  # adds its commands to those of tables
+from stelae.cli.table.create import table_create  # noqa: F401  # adds its commands to those of tables
+from stelae.cli.table.indexes import index_app  # noqa: F401  # likewise
 from stelae.cli.table.locate import tablet_app
 from stelae.cli.table.quarantine import quarantine_app
+from stelae.cli.table.rows import table_get  # noqa: F401  # likewise
 from stelae.cli.table.tables import table_app
+from stelae.cli.table.transfers import table_import  # noqa: F401  # likewise
 from stelae.cli.which_cluster import (
     Debug,
     Json,
@@ -104,6 +108,7 @@ app.add_typer(certificate_app)
 app.command("apply")(apply)
 app.command("bench")(bench)
 app.command("check")(check)
+app.command("logs")(logs)
 app.command("plan")(plan)
 app.command("recover")(recover)
 

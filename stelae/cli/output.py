@@ -53,6 +53,17 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         yield tell
 
 
+@contextlib.contextmanager
+def interrupts_told() -> Iterator[None]:
+    """Show the notes of an interrupt, which ends the command; those of errors are shown anyway."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        for note in getattr(stopped, "__notes__", ()):
+            make_console(stderr=True).print(note, markup=False, soft_wrap=True)
+        raise
+
+
 def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, default=str))
 

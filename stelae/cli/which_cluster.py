@@ -80,6 +80,30 @@ def open_cluster(path: Path | None) -> Database:
     return connect(place[0])
 
 
+def join_cluster(path: Path | None) -> str:
+    """Be connected to the Ray of a cluster, whose servers may be dead; the cluster's name.
+
+    Raises:
+        Unavailable: that Ray does not run.
+    """
+    from stelae.core.errors import Unavailable
+    from stelae.deploy.cluster_state import STATE_FILE, load_state
+
+    folder = data_dir_of(path)
+    if (folder / STATE_FILE).exists() and (state := load_state(folder)).ray_address:
+        name, address = state.cluster, state.ray_address
+    elif (place := place_in_ray(path)) is not None:
+        name, address = place
+    else:
+        raise Unavailable(f"the cluster of {folder}", "it does not run, and neither does its Ray")
+    try:
+        join(address)
+    except Unavailable as error:
+        error.add_note(f"logs of a Ray that has ended are in /tmp/ray, as stelae_{name}_*.err")
+        raise
+    return name
+
+
 @contextmanager
 def files_of(path: Path | None, database: Database) -> Iterator[Path]:
     """A folder with the files of a cluster that was opened by this path: its data_dir, or, where

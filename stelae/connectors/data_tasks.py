@@ -19,7 +19,15 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -153,7 +161,7 @@ def read_tablets(
     where: WireFilters,
     target: pa.Schema,
     limit: int = 0,
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table, None, None]:
     """Runs in a read task: the matching rows of pinned tablets, in the columns of ``target``.
 
     Run again it gives the same tables: that is what Ray believes when it makes a lost block anew.

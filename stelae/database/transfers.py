@@ -71,7 +71,7 @@ def export_table(
     snapshot = pin(link, name, KEEP_S)
     held = Held(link, snapshot)
     try:
-        _check_types(snapshot.table.schema.arrow, name)
+        check_types(snapshot.table.schema.arrow, name)
         parts: list[Part] = []
         for tablet in snapshot.tablets:
             done = sum(part.rows for part in parts)
@@ -125,7 +125,7 @@ def _is_part(name: str) -> bool:
     return name.startswith("part-") and name.endswith(".parquet")
 
 
-def _check_types(schema: pa.Schema, table: str) -> None:
+def check_types(schema: pa.Schema, table: str) -> None:
     """Raise InvalidArgument for a type that Parquet has no place for."""
     for field in schema:
         column = pa.schema([field])

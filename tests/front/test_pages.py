@@ -38,6 +38,7 @@ FOLLOWED = [
 """In the order of a reader; the first one stands the cluster up."""
 OTHERS = {
     "how-to/feast.md",  # run by tests/feast, as Feast has an environment of its own
+    "how-to/command-line.md",  # tests/cluster/test_command_line.py follows it
     "how-to/processes.md",  # tests/front/test_forks.py and test_pickles.py fork and spawn
     "safekeepers.md",
     "architecture.md",

@@ -23,7 +23,7 @@ table_app = typer.Typer(
     name="table",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Look at tables, and alter them.",
+    help="Create, alter and look at tables; read, write, import and export their rows.",
 )
 
 

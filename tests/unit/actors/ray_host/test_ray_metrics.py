@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.util import metrics as ray_metrics
 
 from stelae.actors.ray_host import host as ray_host
@@ -100,10 +101,15 @@ async def test_the_last_counts_reach_ray_and_a_bug_in_a_measure_ends_no_server(
     monkeypatch.setattr(ray_host, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     metrics = RayMetrics(cluster="c", server="s")
     metrics.count("flushes")
+    titles: list[tuple[str, str]] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray_host, "title_as", lambda *given: titles.append(given))
+    plan: Any = SimpleNamespace(cluster="c", name="s")
     with pytest.raises(Enough):
-        await ray_host._measure(Broken(), metrics)  # type: ignore[arg-type]
+        await ray_host._measure(Broken(), metrics, plan)  # type: ignore[arg-type]
     assert len([r for r in caplog.records if "metrics" in r.message]) == 1
     looks = 0
     with pytest.raises(Enough):
-        await ray_host._measure(object(), metrics)  # type: ignore[arg-type]
+        await ray_host._measure(object(), metrics, plan)  # type: ignore[arg-type]
     assert ("stelae_flushes", 1.0, {"cluster": "c", "server": "s"}) in told.all
+    assert set(titles) == {("c", "s")}

@@ -237,6 +237,6 @@ def test_the_command_line_does_both(
     assert isinstance(refused.exception, InvalidArgument)
     done = run.invoke(table_app, ["export", "told", url, "--replace", "--json"])
     assert json.loads(done.stdout)["rows"] == 1000
-    done = run.invoke(table_app, ["import", url, "told-2", "--durability", "segments('disk')"])
+    done = run.invoke(table_app, ["import", "told-2", url, "--durability", "segments('disk')"])
     assert f"{url} is in table told-2" in done.output.replace("\n", ""), done.output
     assert database["told-2"].scan().sort_by("id") == rows
