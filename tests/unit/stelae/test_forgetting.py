@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_what_was_interrupted_is_given_again(
     data_dir = made(tmp_path, media)
     known = stored(data_dir)
     assert known is not None
-    real, removed = forgetting.shutil.rmtree, []
+    real, removed = shutil.rmtree, list[Path]()
 
     def interrupted(path: Path) -> None:
         if len(removed) == after:
@@ -108,7 +109,7 @@ def test_what_was_interrupted_is_given_again(
         removed.append(path)
         real(path)
 
-    monkeypatch.setattr(forgetting.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         forget(data_dir, known)
     monkeypatch.undo()
@@ -153,7 +154,7 @@ def test_machines_that_do_not_answer_are_named_and_nothing_is_forgotten_here(
         return nodes.Told(answers, silent)
 
     monkeypatch.setattr(forgetting, "ray", FakeRay())
-    monkeypatch.setattr(forgetting.nodes, "ask", ask)
+    monkeypatch.setattr(nodes, "ask", ask)
     with pytest.raises(RetryLater, match=r"^b cannot be reached"):
         forget(data_dir, known)
     assert (data_dir / "backup-1" / "file").exists()

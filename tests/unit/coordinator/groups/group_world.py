@@ -98,7 +98,7 @@ class World:
         for name in names or [name for name in self.held if name not in self.silent]:
             live_bytes, limit_bytes = self.memory.get(name, (0, 0))
             beat = Heartbeat(
-                server(name, self.nodes.get(name, ""), self.racks.get(name, "")),
+                server(name, self.nodes.get(name, ""), rack=self.racks.get(name, "")),
                 self.now,
                 tuple(self.held[name].values()),
                 live_bytes=live_bytes,
