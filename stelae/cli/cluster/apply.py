@@ -18,38 +18,45 @@ CHANGES = 3
 """Of a dry run: something is to be done."""
 
 
+SpecFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="cluster.yaml",
+        help="The cluster's file; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what differs, and what would be done.")
+]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option(
+        "--accept-loss",
+        help="A medium may become sync: on_seal: power failures may take acknowledged writes.",
+    ),
+]
+IfGeneration = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Only if the spec that was asked for last is of this generation, as --dry-run shows "
+        "it.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
+]
+
+
 def apply(
-    spec_file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="cluster.yaml",
-            help="The cluster's file; cluster.yaml of this folder if absent.",
-            show_default=False,
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what differs, and what would be done.")
-    ] = False,
-    accept_loss: Annotated[
-        bool,
-        typer.Option(
-            "--accept-loss",
-            help="A medium may become sync: on_seal: power failures may take acknowledged writes.",
-        ),
-    ] = False,
-    if_generation: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Only if the spec that was asked for last is of this generation, as --dry-run "
-            "shows it.",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
-    ] = 24 * 3600.0,
+    spec_file: SpecFile = None,
+    dry_run: DryRun = False,
+    accept_loss: AcceptLoss = False,
+    if_generation: IfGeneration = None,
+    timeout: Timeout = 24 * 3600.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

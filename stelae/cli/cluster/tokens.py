@@ -9,7 +9,6 @@ import typer
 
 from stelae.cli.output import make_console, print_json, print_table
 from stelae.cli.which_cluster import Debug, Json, Where, files_of, open_cluster
-from stelae.client.admin.tokens import launch_token_document
 from stelae.core.config.units import parse_duration
 from stelae.core.errors import InvalidArgument
 
@@ -72,6 +71,7 @@ def token_list(cluster: Where = None, as_json: Json = False, debug: Debug = Fals
     \b
     stelae token list
     """
+    from stelae.client.admin.tokens import launch_token_document
     from stelae.serve.gateway.tokens import entries_of_folder
 
     with open_cluster(cluster) as database, files_of(cluster, database) as home:
