@@ -103,12 +103,12 @@ class TableChanged(Rejected):
 
 class SpecChanged(Rejected):
     template = (
-        "the spec of cluster {0!r} is of generation {2} by now, and was to be of {1}: somebody "
-        "else has applied one; see what differs (dry run), then apply with generation {2}"
+        "the spec of cluster {0!r} is of generation {2} by now, asked for by {3}, and was to be of "
+        "{1}: see what differs (dry run), then apply with generation {2}"
     )
 
-    def __init__(self, cluster: str, expected: int, found: int) -> None:
-        super().__init__(cluster, expected, found)
+    def __init__(self, cluster: str, expected: int, found: int, by: str) -> None:
+        super().__init__(cluster, expected, found, by)
 
 
 class TokenExists(Rejected):

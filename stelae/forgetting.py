@@ -2,31 +2,54 @@
 
 Rules:
 
-1. Nothing is removed of a folder that is not this cluster's (by its secret), or on which a server
-   runs.
-2. A machine's ``cluster.json`` and secret go last, and this machine goes last of all: what was
-   interrupted, or did not reach every machine, is given again and goes on.
+1. Nothing is removed but what is this cluster's: of a data_dir, which has its secret, the folders
+   of its servers (by their instance files) and the files that Stelae writes there; on media
+   elsewhere, folders of its backups (by the superblocks of their frames). All else is left, and so
+   is the folder that it lies in.
+2. All is looked at before anything is removed. Where a server runs, somebody launches the cluster,
+   or a folder is a link, nothing is.
+3. A machine's ``cluster.json`` goes once all else has gone, and this machine goes last of all: what
+   was interrupted, or did not reach every machine, is given again and goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
-from stelae.actors.ray_host.kept_files import SECRET_FILE, STATE_FILE, read_files
+from stelae.actors.backup.disk_opening import FRAME_FILE
+from stelae.actors.backup.frames import SUPERBLOCKS_BYTES, newest_superblock
+from stelae.actors.ray_host.kept_files import LOCK_FILE as FILES_LOCK
+from stelae.actors.ray_host.kept_files import NAMES, SECRET_FILE, STATE_FILE, read_files
+from stelae.actors.server.instance import INSTANCE_FILE, Instance, decode_instance
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
+from stelae.core.errors import AlreadyRunning, CorruptData, InvalidArgument, RetryLater
+from stelae.core.records.records import ServerKind
 from stelae.deploy import nodes, ray_session
 from stelae.deploy.asked import kept_spec
 from stelae.deploy.cluster_state import ClusterState, load_state
+from stelae.deploy.locks import LOCK_FILE as LAUNCH_LOCK
 from stelae.deploy.locks import LaunchLock, is_locked
 from stelae.deploy.machines import machine_of
+from stelae.keeper_process import LOG_FILE
+from stelae.serve.environment import HAPROXY_FOLDER
+from stelae.serve.gateway.audit import AUDIT_FOLDER
+
+_KINDS = "|".join(kind.value for kind in ServerKind)
+_SERVER = re.compile(rf"({_KINDS})-[0-9]+(\.[a-z]+-[0-9]+)?")
+"""Names of servers' folders, also of those that were set aside."""
+_FILES = (*NAMES, FILES_LOCK, LAUNCH_LOCK, LOG_FILE)
+_FOLDERS = (AUDIT_FOLDER, HAPROXY_FOLDER)
+REMOVAL_TIMEOUT_S = 600.0
+"""Of all machines, which remove side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,122 +58,230 @@ class Stored:
 
     state: ClusterState
     spec: ClusterSpec
+    secret: bytes
     folders: tuple[Path, ...]
-    """On this machine: the data_dir, and those of its servers on media elsewhere."""
+    """Of this cluster, on this machine."""
+    left: tuple[Path, ...]
+    """In its data_dir, and not its own."""
     size_bytes: int
-    """Of these."""
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.state.data_dir)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """All that servers are on; none: a cluster without a placement."""
+        """Those that servers are on; none: a cluster without a placement."""
         return tuple(sorted(set(self.state.machines.values())))
 
     @property
     def media(self) -> tuple[str, ...]:
-        """Paths of media outside of the data_dir, the same on every machine."""
-        media = self.spec.media.values()
-        return tuple(each.path for each in media if each.path and os.path.isabs(each.path))
+        return media_elsewhere(self.spec)
 
 
-def stored(data_dir: Path) -> Stored | None:
-    """What the cluster of this data_dir stores; None: there is nothing of a cluster.
+def stored(folder: Path) -> Stored | None:
+    """What the cluster of this data_dir stores; None: there is no cluster's data_dir.
 
-    Raises InvalidArgument: its files are damaged.
+    Raises:
+        InvalidArgument: its files are damaged, or not all there; or the folder has a copy of them
+            alone, and the rows are elsewhere.
     """
-    if read_files(data_dir) is None:
+    if not (folder / STATE_FILE).exists():
         return None
-    state, kept = load_state(data_dir), kept_spec(data_dir)
-    spec = load_spec(
-        {"cluster": state.cluster, "data_dir": str(data_dir)} if kept is None else kept.spec
-    )
-    found = Stored(state, spec, (data_dir,), 0)
-    folders = (data_dir, *_on_media(data_dir, found.media))
-    return Stored(state, spec, folders, sum(_size_bytes(folder) for folder in folders))
+    files, state, kept = read_files(folder), load_state(folder), kept_spec(folder)
+    data_dir = Path(state.data_dir)
+    if files is None or kept is None:
+        missing = "the secret" if files is None else "spec.json"
+        raise InvalidArgument(
+            f"{folder} lacks {missing}, so that it is not known what the cluster stores: have it "
+            "written again by `stelae attach` while the cluster runs, or remove the folders by hand"
+        )
+    if not data_dir.is_dir() or not data_dir.samefile(folder):
+        raise InvalidArgument(
+            f"{folder} has a copy of the files of cluster {state.cluster!r}, whose rows are in "
+            f"{data_dir}: name that folder, on a machine of the cluster"
+        )
+    spec = load_spec(kept.spec)
+    found = _found(data_dir, state.cluster, media_elsewhere(spec))
+    own = (*found.servers, *found.on_media)
+    size_bytes = sum(_size_bytes(each) for each in own)
+    return Stored(state, spec, files.secret, own, found.others, size_bytes)
 
 
-def forget(data_dir: Path, known: Stored) -> None:
-    """Remove what the cluster stores on all its machines, this one last.
+def media_elsewhere(spec: ClusterSpec) -> tuple[str, ...]:
+    """Paths of media outside of the data_dir, the same on every machine."""
+    media = spec.media.values()
+    return tuple(each.path for each in media if each.path and os.path.isabs(each.path))
+
+
+def forget(known: Stored) -> None:
+    """Remove what the cluster stores on all its machines, this one last. Again is fine.
 
     Raises:
         AlreadyRunning: a server of it runs, or somebody launches it.
-        RetryLater: some machines do not answer; what they store, and this machine's files of the
-            cluster, are there yet.
+        InvalidArgument: a folder is a link.
+        RetryLater: some machines do not answer, or something cannot be removed. What is left can
+            be removed by the same command.
     """
-    files = read_files(data_dir)
-    if files is None:
+    data_dir, cluster = known.data_dir, known.state.cluster
+    if not (data_dir / STATE_FILE).exists():
         return
+    with _launch_lock(data_dir):
+        _check(_found(data_dir, cluster, known.media))  # before other machines remove anything
+        if known.spec.placement is not None:
+            _forget_elsewhere(known)
+        _remove(data_dir, cluster, known.media)
+
+
+def forget_here(data_dir: Path, cluster: str, secret: bytes, media: Sequence[str]) -> None:
+    """The same on this machine alone; a data_dir of another cluster is left as it is."""
+    files = read_files(data_dir)
+    if files is None or files.secret != secret:
+        return
+    with _launch_lock(data_dir):
+        _remove(data_dir, cluster, media)
+
+
+def _forget_elsewhere(known: Stored) -> None:
+    """On all nodes with the label, not only on those that servers are on: a server that was
+    replaced has left its disk behind."""
+    placement = known.spec.placement
+    assert placement is not None, "the caller has looked"
+    if not ray.is_initialized():
+        ray_session.join_ray(known.spec.ray.address)
+    here, label = ray.get_runtime_context().get_node_id(), placement.machine_label
+    live = [node for node in ray.nodes() if node["Alive"]]
+    mine = {machine_of(node, label) for node in live if node["NodeID"] == here}
+    others = {machine_of(node, label) for node in live} - mine - {None}
+    asked = sorted(each for each in others if each is not None)
+    arguments = (known.data_dir, known.state.cluster, known.secret, known.media)
+    told = nodes.ask(
+        forget_here,
+        {machine: {label: machine} for machine in asked},
+        dict.fromkeys(asked, arguments),
+        REMOVAL_TIMEOUT_S,
+    )
+    away = {m: "Ray does not have it" for m in known.machines if m not in others | mine}
+    if left := {**away, **told.silent}:
+        reasons = "".join(f"\n  {machine}: {why}" for machine, why in sorted(left.items()))
+        raise RetryLater(
+            f"these machines may store their part of cluster {known.state.cluster!r} yet; give "
+            f"`stelae down --forget` again once that is mended:{reasons}"
+        )
+
+
+@contextlib.contextmanager
+def _launch_lock(data_dir: Path) -> Iterator[None]:
     lock = LaunchLock(data_dir)
     try:
-        if known.machines:
-            _forget_elsewhere(data_dir, files.secret, known)
-        forget_here(data_dir, files.secret, known.media)
+        yield
     finally:
         lock.release()
 
 
-def forget_here(data_dir: Path, secret: bytes, media: Sequence[str]) -> None:
-    """The same on this machine alone.
-
-    Raises:
-        AlreadyRunning: a server runs on one of the folders.
-        InvalidArgument: the data_dir is another cluster's.
-    """
-    files = read_files(data_dir)
-    if files is None:
-        return
-    if files.secret != secret:
-        raise InvalidArgument(f"{data_dir} has the files of another cluster: it is left as it is")
-    servers = _servers(data_dir)
-    elsewhere = _on_media(data_dir, media)
-    if running := [str(folder) for folder in (*servers, *elsewhere) if is_locked(folder)]:
-        raise AlreadyRunning(f"a server runs on {', '.join(running)}: take the cluster down first")
-    for folder in (*elsewhere, *servers):
-        shutil.rmtree(folder)
-    for each in data_dir.iterdir():
-        if each.name not in (STATE_FILE, SECRET_FILE):
-            each.unlink()
-    shutil.rmtree(data_dir)
+# ---- what is there ------------------------------------------------------------------------------
 
 
-def _forget_elsewhere(data_dir: Path, secret: bytes, known: Stored) -> None:
-    placement = known.spec.placement
-    assert placement is not None, "servers have machines by a placement alone"
-    if not ray.is_initialized():
-        ray_session.join_ray(known.spec.ray.address)
-    here, label = ray.get_runtime_context().get_node_id(), placement.machine_label
-    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-    there = [found for node in others if (found := machine_of(node, label)) is not None]
-    mine = [machine_of(node, label) for node in ray.nodes() if node["NodeID"] == here]
-    asked = [machine for machine in known.machines if machine in there]
-    told = nodes.ask(
-        forget_here,
-        {machine: {label: machine} for machine in asked},
-        {machine: (data_dir, secret, known.media) for machine in asked},
-    )
-    left = [m for m in known.machines if m not in told.answers and m not in mine]
-    if left:
-        raise RetryLater(
-            f"{', '.join(left)} cannot be reached through Ray, and store their part of cluster "
-            f"{known.state.cluster!r} yet: give `stelae down --forget` again once they are back"
-        )
+@dataclass(frozen=True, slots=True)
+class _Found:
+    servers: tuple[Path, ...]
+    """Folders of servers in the data_dir."""
+    on_media: tuple[Path, ...]
+    """Folders of backups on media elsewhere."""
+    rest: tuple[Path, ...]
+    """What else Stelae has written into the data_dir, but ``cluster.json`` and locks."""
+    others: tuple[Path, ...]
+    """What else is in the data_dir."""
 
 
-def _servers(data_dir: Path) -> list[Path]:
-    """Folders of servers; others lie there, too (the audit log), and are locked by none."""
-    return sorted(folder for folder in data_dir.iterdir() if folder.is_dir())
+def _found(data_dir: Path, cluster: str, media: Sequence[str]) -> _Found:
+    servers, rest, others, uuids = [], [], [], set()
+    for each in sorted(data_dir.iterdir()):
+        is_server = _SERVER.fullmatch(each.name) is not None and each.is_dir()
+        instance = _instance_of(each) if is_server else None
+        is_begun = instance is not None and instance.cluster == cluster
+        if is_begun or (is_server and not any(each.iterdir())):
+            servers.append(each)
+        elif each.name in (STATE_FILE, SECRET_FILE, LAUNCH_LOCK):
+            continue
+        elif each.name in _FILES or each.name in _FOLDERS:
+            rest.append(each)
+        else:
+            others.append(each)
+        if instance is not None and is_begun:
+            uuids.add(instance.server_uuid)
+    on_media = [
+        folder
+        for medium in dict.fromkeys(media)
+        for folder in (sorted(Path(medium).iterdir()) if Path(medium).is_dir() else ())
+        if _SERVER.fullmatch(folder.name) and _owner_of_frames(folder, cluster) in uuids
+    ]
+    return _Found(tuple(servers), tuple(on_media), tuple(rest), tuple(others))
 
 
-def _on_media(data_dir: Path, media: Sequence[str]) -> list[Path]:
-    """Folders of this machine's servers on media elsewhere."""
-    names = [folder.name for folder in _servers(data_dir)]
-    paths = [Path(path) / name for path in media for name in names]
-    return [path for path in paths if path.is_dir()]
+def _instance_of(folder: Path) -> Instance | None:
+    """Whose folder it is; None: no server has begun on it, or nobody can tell."""
+    try:
+        return decode_instance((folder / INSTANCE_FILE).read_bytes())
+    except (OSError, CorruptData):
+        return None
+
+
+def _owner_of_frames(folder: Path, cluster: str) -> str | None:
+    """UUID of the backup that has its frames there; None: nobody of this cluster."""
+    try:
+        path = next(folder.rglob(FRAME_FILE))
+        with path.open("rb") as file:
+            superblock = newest_superblock(file.read(SUPERBLOCKS_BYTES))
+    except (StopIteration, OSError):
+        return None
+    return superblock.server if superblock is not None and superblock.cluster == cluster else None
 
 
 def _size_bytes(folder: Path) -> int:
-    """Of the blocks that its files take."""
-    return sum(
-        os.lstat(os.path.join(root, name)).st_blocks * 512
-        for root, _, names in os.walk(folder)
-        for name in names
-    )
+    """Of the blocks that its files take; servers may run, and files come and go."""
+    size_bytes = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size_bytes += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return size_bytes
+
+
+# ---- removing -----------------------------------------------------------------------------------
+
+
+def _check(found: _Found) -> None:
+    """Raises AlreadyRunning, InvalidArgument: nothing may be removed."""
+    folders = (*found.servers, *found.on_media)
+    if running := [str(folder) for folder in folders if is_locked(folder)]:
+        raise AlreadyRunning(f"a server runs on {', '.join(running)}: take the cluster down first")
+    for folder in folders:
+        if folder.is_symlink() or os.path.ismount(folder):
+            raise InvalidArgument(
+                f"{folder} is a link or a disk of its own: remove what is in it, and it, by hand; "
+                "then give `stelae down --forget` again"
+            )
+
+
+def _remove(data_dir: Path, cluster: str, media: Sequence[str]) -> None:
+    found = _found(data_dir, cluster, media)
+    _check(found)
+    try:
+        # First media: whose frames those are is said by the instance files in the data_dir.
+        for folder in (*found.on_media, *found.servers):
+            shutil.rmtree(folder)
+        for each in found.rest:
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+        for name in (STATE_FILE, SECRET_FILE, LAUNCH_LOCK):
+            (data_dir / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise RetryLater(
+            f"{error.filename or data_dir} cannot be removed: {error.strerror}; mend that, then "
+            "give `stelae down --forget` again"
+        ) from error
+    with contextlib.suppress(OSError):  # others' files are in it, or it is a disk of its own
+        data_dir.rmdir()

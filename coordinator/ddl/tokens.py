@@ -22,6 +22,8 @@ from stelae.core.records.tokens import (
     check_token_name,
 )
 
+EXPIRED_KEPT_S = 30 * 86400.0
+"""How long a token that has expired is listed, so that its owner finds why it is refused."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -30,13 +32,14 @@ def draft_put(catalog: Catalog, order: PutToken, now_s: float) -> CatalogBatch |
     if catalog.result_of(order.request) is not None:
         return None
     known = catalog.access
+    there = [t for t in known.all if not 0 < t.expires_at_s < now_s - EXPIRED_KEPT_S]
     check_token_name(order.name)
     if order.name == LAUNCH_TOKEN:
         raise InvalidArgument(f"{LAUNCH_TOKEN!r} is the token made at launch: take another name")
     _check_hash(order.sha256)
-    if any(token.name == order.name for token in known.all):
+    if any(token.name == order.name for token in there):
         raise TokenExists(order.name)
-    if len(known.all) >= MAX_TOKENS:
+    if len(there) >= MAX_TOKENS:
         raise InvalidArgument(f"there are {MAX_TOKENS} tokens: revoke some")
     _check_limits(catalog, order)
     made = AccessToken(
@@ -48,7 +51,7 @@ def draft_put(catalog: Catalog, order: PutToken, now_s: float) -> CatalogBatch |
         tuple(sorted(order.tables)),
         now_s + order.lifetime_s if order.lifetime_s else 0.0,
     )
-    return _batch(order.request, known, [*known.all, made], known.revoked)
+    return _batch(order.request, known, [*there, made], known.revoked)
 
 
 def draft_drop(catalog: Catalog, order: DropToken) -> CatalogBatch | None:

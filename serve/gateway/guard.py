@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stelae.core.errors import Overloaded, StelaeError, TooLarge
 from stelae.core.records.tokens import Role
 from stelae.core.schema.schema import MAX_CALL_BYTES
-from stelae.serve.bodies.problems import NotAuthenticated, error_response
+from stelae.serve.bodies.problems import NotAuthenticated, NotPermitted, error_response
 from stelae.serve.gateway.arriving import ArrivingBody
 from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.following import TokenFollower
@@ -116,7 +116,7 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             principal = await self._authenticate(scope, headers)
-            principal.check_path(path_of(scope))
+            await self._check_path(scope, principal)
             self._admit(scope, headers, principal)
             account = _TokenAccount(self, principal.name)
             body = ArrivingBody(account, headers, receive, self._clock)
@@ -148,6 +148,15 @@ class Guard:
         elif scheme.lower() != "bearer":
             raise NotAuthenticated("the header Authorization must begin with Bearer")
         return await self._tokens.verify(rest.strip())
+
+    async def _check_path(self, scope: Scope, principal: Principal) -> None:
+        """Raise `NotPermitted`, once it is noted, unless the token is good for the path."""
+        try:
+            principal.check_path(path_of(scope))
+        except NotPermitted:
+            entry = self._audit.begin(scope, principal.name, principal.role.value)
+            await self._audit.end(entry, 403, b"")
+            raise
 
     def _admit(self, scope: Scope, headers: Headers, principal: Principal) -> None:
         limits = self._limits

@@ -229,11 +229,14 @@ class _Apply:
 
     def _generation(self) -> int:
         """Of the spec that was asked for last. Raises SpecChanged: it was to be another one."""
-        found = 0 if self._kept is None else self._kept.generation
-        wanted = self.if_generation
-        if wanted is not None and wanted != found and self._mine is None:
-            raise SpecChanged(self.cluster, wanted, found)
-        return found
+        kept, wanted = self._kept, self.if_generation
+        found = 0 if kept is None else kept.generation
+        if wanted is None or wanted == found or kept is None or self._mine is not None:
+            return found
+        # An apply that was interrupted has asked for this very spec: given again, it goes on.
+        if wanted + 1 == found and not kept.is_done and kept.spec == self._spec.document():
+            return found
+        raise SpecChanged(self.cluster, wanted, found, kept.by)
 
     def _taken(self, asking: Asked) -> Sequence[str]:
         """Machines are asked once only: what is done then takes places itself."""

@@ -70,7 +70,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Strongly consistent, durable tables inside a Ray cluster.",
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
-    "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
+    "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly, "
+    "3 (apply --dry-run) something is to be done.",
 )
 
 
@@ -269,7 +270,7 @@ def down(
     stelae down --forget        and remove its rows, for good
     """
     folder = data_dir_of(where)
-    known = _to_forget(folder, yes=yes, as_json=as_json) if forget else None
+    known = _to_forget(folder, where, yes=yes, as_json=as_json) if forget else None
     with make_console(stderr=True).status("taking the cluster down"):
         was_up = _take_down(folder) or _take_down_in_ray(where)
     words = "down" if was_up else f"the cluster of {folder} does not run"
@@ -277,8 +278,10 @@ def down(
         from stelae.forgetting import forget as forget_stored
 
         with make_console(stderr=True).status("removing what it stores"):
-            forget_stored(folder, known)
+            forget_stored(known)
         words += f"; what it stored ({megabytes(known.size_bytes)} here) is removed"
+        if known.left:
+            words += f"; not its own, and left: {', '.join(map(str, known.left))}"
     elif forget:
         words += "; nothing is stored there"
     if as_json:
@@ -287,20 +290,27 @@ def down(
         make_console().print(words, markup=False, soft_wrap=True)
 
 
-def _to_forget(folder: Path, *, yes: bool, as_json: bool) -> Stored | None:
+def _to_forget(folder: Path, where: Path | None, *, yes: bool, as_json: bool) -> Stored | None:
     """What is to be removed, once somebody has agreed; None: there is nothing."""
+    from stelae.core.errors import InvalidArgument
     from stelae.forgetting import stored
 
     if as_json and not yes:
         raise typer.BadParameter("with --json nobody is asked: say --yes")
     known = stored(folder)
-    if known is not None and not yes:
-        where = f"machines {', '.join(known.machines)}" if known.machines else "this machine"
+    if known is None:
+        if place_in_ray(where) is not None:
+            raise InvalidArgument(
+                f"{folder} has no files of a cluster, so that it is not known what it stores: give "
+                "the command on a machine of the cluster, with its data_dir or its file"
+            )
+        return None
+    if not yes:
+        text = f"This removes all rows of cluster {known.state.cluster!r} for good"
+        if known.spec.placement is not None:
+            text += f", on {', '.join(known.machines)} and all other machines of its Ray"
         folders = "".join(f"\n  {each}" for each in known.folders)
-        text = (
-            f"This removes all rows of cluster {known.state.cluster!r} for good, on {where}; here "
-            f"({megabytes(known.size_bytes)}):{folders}\nRemove them?"
-        )
+        text += f"; here ({megabytes(known.size_bytes)}):{folders}\nRemove them?"
         typer.confirm(text, abort=True, err=True)
     return known
 

@@ -39,7 +39,7 @@ class Fake:
         self, spec: Any, *, dry_run: bool = False, if_generation: int | None = None, **_: Any
     ) -> Applied:
         if if_generation not in (None, self.found.generation):
-            raise SpecChanged("demo", int(if_generation or 0), self.found.generation)
+            raise SpecChanged("demo", int(if_generation or 0), self.found.generation, "ada")
         self.calls.append(dry_run)
         return self.found if dry_run else Applied((), self.found.steps, is_done=True)
 
@@ -67,9 +67,13 @@ def test_a_dry_run_shows_and_changes_nothing(
     result = run(fake, monkeypatch, tmp_path, "--dry-run", "--if-generation", "6")
     assert result.exit_code == 1
     assert isinstance(result.exception, SpecChanged)
-    result = run(Fake(REFUSED), monkeypatch, tmp_path, "--dry-run")
-    assert result.exit_code == 1
-    assert "refused: tservers.count 2 is too few" in result.output
+    for options in (["--dry-run"], [], ["--json"]):
+        refused = Fake(REFUSED)
+        result = run(refused, monkeypatch, tmp_path, *options)
+        assert result.exit_code == 1
+        assert "tservers.count 2 is too few" in result.output
+        assert "as the file says" not in result.output
+        assert refused.calls == [True]
 
 
 def test_it_is_carried_out_and_told_as_a_document(

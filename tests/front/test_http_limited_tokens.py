@@ -17,6 +17,7 @@ from stelae.core.errors import InvalidArgument, TableNotFound, Unauthorized
 from stelae.core.records.tokens import AccessToken, AccessTokens, Role, hash_token
 from stelae.serve.app import make_app
 from stelae.serve.bodies.problems import NotAuthenticated, NotPermitted
+from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.tokens import Principal, TokenVerifier, make_token
 from tests.cluster_fixture import local_cluster
 from tests.front.http_flights import make_flights
@@ -61,6 +62,23 @@ async def test_a_token_for_one_table_reaches_that_table_alone(tmp_path: Path) ->
             assert (await http.head("/v1/cluster", headers=ada)).status_code == 403
             listed = (await http.get("/v1/tables", headers=ada)).json()["tables"]
             assert [table["name"] for table in listed] == ["flights"]
+
+
+async def test_what_such_a_token_is_refused_is_in_the_audit_log(tmp_path: Path) -> None:
+    """As what a role is too small for; what it may do is not."""
+    async with local_cluster(tmp_path / "c", tservers=1) as cluster:
+        world = World(cluster)
+        app = make_app(cluster.database, world.verifier, audit=AuditLog(tmp_path / "audit"))
+        async with world.client(app=app) as http:
+            await make_flights(world, http, 1)
+            wanted = {"name": "ada", "role": "write", "tables": ["flights"]}
+            token = (await http.post("/v1/tokens", json=wanted)).json()["token"]
+            ada = {"Authorization": f"Bearer {token}"}
+            assert (await http.get("/v1/tables/flights", headers=ada)).status_code == 200
+            problem_of(await http.post("/v1/tokens", headers=ada), 403, "not-permitted")
+        lines = [json.loads(e) for e in (tmp_path / "audit/http.jsonl").read_text().splitlines()]
+        found = [(e["stage"], e["path"], e.get("status")) for e in lines if e["token"] == "ada"]
+        assert found == [("begun", "/v1/tokens", None), ("answered", "/v1/tokens", 403)]
 
 
 async def test_the_python_client_works_with_such_a_token(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "check.md"
-SOURCES = ("client/check", "stelae/database")
+SOURCES = ("client/check", "stelae/database", "stelae/applying")
 QUOTED = re.compile(r"`([^`]+)`")
 
 

@@ -11,7 +11,7 @@ MUTANTS = [
     *mutants_of(
         "serve/gateway/guard.py",
         _LIMITED,
-        [("            principal.check_path(path_of(scope))\n", "")],
+        [("            await self._check_path(scope, principal)\n", "")],
     ),
     *mutants_of(
         "serve/gateway/tokens.py",
@@ -50,10 +50,10 @@ MUTANTS = [
         [
             ("[token for token in tokens if not token.is_limited]", "[token for token in tokens]"),
             (
-                "any(token.name == order.name for token in known.all)",
+                "any(token.name == order.name for token in there)",
                 "any(token.name == order.name for token in known.tokens)",
             ),
-            ("if len(known.all) >= MAX_TOKENS:", "if len(known.tokens) >= MAX_TOKENS:"),
+            ("if len(there) >= MAX_TOKENS:", "if len(known.tokens) >= MAX_TOKENS:"),
             (
                 "for token in known.all if token.name != order.name",
                 "for token in known.tokens if token.name != order.name",

@@ -82,7 +82,7 @@ def apply(
         )
         if not as_json:
             _show(found)
-        if not dry_run and (found.steps or found.refused or found.differences):
+        if not (dry_run or found.refused) and (found.steps or found.refused or found.differences):
             with progress_bar("applying") as tell:
                 found = database.apply(
                     spec,
@@ -93,9 +93,9 @@ def apply(
                 )
     if as_json:
         print_json(found.document())
-    elif found.is_done and not dry_run:
+    elif found.is_done and not (dry_run or found.refused):
         make_console().print("the cluster is as the file says", markup=False)
-    if dry_run and found.refused:
+    if found.refused:
         raise typer.Exit(REFUSED)
     if dry_run and (found.steps or found.differences):
         raise typer.Exit(CHANGES)

@@ -64,8 +64,8 @@ def test_an_apply_of_another_generation_is_refused_until_it_has_begun() -> None:
     """Its own asking is a generation too, and no reason to end."""
     work = _Apply.__new__(_Apply)
     work.cluster, work.if_generation, work._mine = "demo", 1, None
-    work._kept = Kept({}, "ada", 1.0, generation=2)
-    with pytest.raises(SpecChanged, match="generation 2 by now, and was to be of 1"):
+    work._kept, work._spec = Kept({}, "ada", 1.0, generation=2), load_spec({})
+    with pytest.raises(SpecChanged, match="generation 2 by now, asked for by ada, and was to be"):
         work._generation()
     work._mine = work._kept
     assert work._generation() == 2
@@ -73,6 +73,25 @@ def test_an_apply_of_another_generation_is_refused_until_it_has_begun() -> None:
     assert work._generation() == 2
     work._kept, work.if_generation = None, 0
     assert work._generation() == 0
+
+
+def test_an_apply_that_was_interrupted_goes_on_with_the_same_generation() -> None:
+    """It has asked for this spec itself; once that is done, or of another spec, it is refused."""
+    work = _Apply.__new__(_Apply)
+    work.cluster, work.if_generation, work._mine = "demo", 1, None
+    work._spec = load_spec({})
+    mine = work._spec.document()
+    work._kept = Kept(mine, "ada", 1.0, generation=2)
+    assert work._generation() == 2
+    others = (
+        Kept(mine, "ada", 1.0, is_done=True, generation=2),
+        Kept(mine, "ada", 1.0, generation=3),
+        Kept({**mine, "cluster": "other"}, "ada", 1.0, generation=2),
+    )
+    for kept in others:
+        work._kept = kept
+        with pytest.raises(SpecChanged):
+            work._generation()
 
 
 def test_what_is_noted_as_done_is_not_ended_by_who_is_told(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import fcntl
+import os
+import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +17,52 @@ import pytest
 from typer.testing import CliRunner
 
 from stelae import forgetting
+from stelae.actors.backup.frames import Superblock, encode_superblock
+from stelae.actors.server.instance import Instance, encode_instance
 from stelae.cli.app import app
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
+from stelae.core.ids import ServerUuid, make_uuid
 from stelae.deploy import cluster_state, nodes
 from stelae.deploy.asked import keep_spec
-from stelae.forgetting import forget, forget_here, stored
+from stelae.deploy.locks import LaunchLock
+from stelae.forgetting import Stored, forget, forget_here, stored
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 
 SECRET = bytes(range(32))
+RNG = random.Random(1)
+
+
+def server_folder(folder: Path, cluster: str = "demo") -> ServerUuid:
+    """A folder as a server leaves it."""
+    uuid = ServerUuid(make_uuid(RNG))
+    kind, _, _ = folder.name.partition("-")
+    folder.mkdir(parents=True)
+    instance = Instance(uuid, cluster, kind, folder.name, 0.0, 1)
+    (folder / "instance").write_bytes(encode_instance(instance))
+    (folder / "rows").write_bytes(b"x" * 10_000)
+    return uuid
+
+
+def frames(folder: Path, server: str, cluster: str = "demo") -> None:
+    """What a backup has on a medium elsewhere."""
+    folder.mkdir(parents=True)
+    superblock = Superblock(1, ServerUuid(server), cluster, "fast", 4096, ())
+    (folder / "frames").write_bytes(encode_superblock(superblock))
 
 
 def made(folder: Path, media: Path, **more: Any) -> Path:
     """A data_dir as a cluster leaves it, with a backup that has a medium elsewhere."""
     data_dir = folder / "demo"
-    for name in ("master-1", "backup-1", "audit"):
-        (data_dir / name).mkdir(parents=True)
-        (data_dir / name / "file").write_bytes(b"x" * 10_000)
-    for name in ("backup-1", "others"):
-        (media / name).mkdir(parents=True)
-        (media / name / "frames").write_bytes(b"x" * 10_000)
+    server_folder(data_dir / "master-1")
+    backup = server_folder(data_dir / "backup-1")
+    former = server_folder(data_dir / "backup-1.replaced-1")
+    for name in ("audit", "haproxy"):
+        (data_dir / name).mkdir()
+        (data_dir / name / "file").write_text("x")
+    frames(media / "backup-1", backup)
+    frames(media / "backup-1.replaced-3", former)
+    (data_dir / "keeper.log").write_text("x")
     (data_dir / "secret").write_bytes(SECRET)
     (data_dir / "secret").chmod(0o600)
     state = cluster_state.ClusterState(
@@ -47,7 +76,13 @@ def made(folder: Path, media: Path, **more: Any) -> Path:
     return data_dir
 
 
-@contextmanager
+def known_of(data_dir: Path) -> Stored:
+    known = stored(data_dir)
+    assert known is not None
+    return known
+
+
+@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """A server runs on that folder."""
     with (folder / SERVER_LOCK_FILE).open("w") as file:
@@ -55,125 +90,245 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def test_all_of_it_goes_and_nothing_of_others(tmp_path: Path) -> None:
-    """Also what its servers have on media elsewhere; again is fine."""
+def test_all_of_it_goes(tmp_path: Path) -> None:
+    """Also what was set aside, and what its backups have on media elsewhere; again is fine."""
     media = tmp_path / "fast"
     data_dir = made(tmp_path, media)
-    known = stored(data_dir)
-    assert known is not None
-    assert known.folders == (data_dir, media / "backup-1")
-    assert known.size_bytes >= 40_000
-    assert known.machines == ()
-    forget(data_dir, known)
+    known = known_of(data_dir)
+    names = [folder.relative_to(tmp_path) for folder in known.folders]
+    assert list(map(str, names)) == [
+        "demo/backup-1", "demo/backup-1.replaced-1", "demo/master-1",
+        "fast/backup-1", "fast/backup-1.replaced-3",
+    ]  # fmt: skip
+    assert known.size_bytes >= 30_000
+    assert known.left == ()
+    forget(known)
     assert not data_dir.exists()
-    assert [path.name for path in media.iterdir()] == ["others"]
-    forget(data_dir, known)
+    assert list(media.iterdir()) == []
+    forget(known)
     assert stored(data_dir) is None
 
 
-def test_a_folder_on_which_a_server_runs_keeps_all_of_it(tmp_path: Path) -> None:
-    """In the data_dir, and on a medium elsewhere."""
+def test_what_is_not_the_clusters_own_is_left_and_named(tmp_path: Path) -> None:
+    """Files and folders of people, servers of other clusters, frames of other backups."""
     media = tmp_path / "fast"
     data_dir = made(tmp_path, media)
-    known = stored(data_dir)
-    assert known is not None
+    server_folder(data_dir / "backup-2", "other")
+    (data_dir / "notes").mkdir()
+    (data_dir / "todo.txt").write_text("x")
+    (data_dir / "tserver-9").write_text("no folder")
+    frames(media / "backup-2", "00000000", "demo")
+    frames(media / "backup-3", "00000000", "other")
+    for name in ("audit", "backup-4"):
+        (media / name).mkdir()
+    known = known_of(data_dir)
+    left = ["backup-2", "notes", "todo.txt", "tserver-9"]
+    assert [each.name for each in known.left] == left
+    forget(known)
+    assert sorted(each.name for each in data_dir.iterdir()) == left
+    assert sorted(each.name for each in media.iterdir()) == [
+        "audit", "backup-2", "backup-3", "backup-4",
+    ]  # fmt: skip
+    assert stored(data_dir) is None
+
+
+def test_a_copy_of_the_files_is_not_the_cluster(tmp_path: Path) -> None:
+    """`stelae attach --into` writes one: to remove it would remove no row."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("cluster.json", "secret", "spec.json"):
+        shutil.copy(data_dir / name, copy / name)
+    with pytest.raises(InvalidArgument, match=f"rows are in {data_dir}"):
+        stored(copy)
+
+
+@pytest.mark.parametrize("name", ["secret", "spec.json"])
+def test_without_all_of_its_files_nothing_is_removed(tmp_path: Path, name: str) -> None:
+    """It is not known then whose folders those are, or which media there are."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    (data_dir / name).unlink()
+    with pytest.raises(InvalidArgument, match="lacks"):
+        stored(data_dir)
+
+
+def test_where_a_server_runs_nothing_is_removed(tmp_path: Path) -> None:
+    """In the data_dir, or on a medium elsewhere; or while somebody launches the cluster."""
+    media = tmp_path / "fast"
+    data_dir = made(tmp_path, media)
+    known = known_of(data_dir)
     for folder in (data_dir / "master-1", media / "backup-1"):
         with locked(folder), pytest.raises(AlreadyRunning, match=str(folder)):
-            forget(data_dir, known)
+            forget(known)
+    lock = LaunchLock(data_dir)
+    with pytest.raises(AlreadyRunning, match="in use by process"):
+        forget(known)
+    lock.release()
     assert (media / "backup-1" / "frames").exists()
-    assert (data_dir / "backup-1" / "file").exists()
+    assert (data_dir / "backup-1" / "rows").exists()
+
+
+def test_a_link_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    """Somebody has put a server's folder on another disk."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    (data_dir / "master-1").rename(tmp_path / "elsewhere")
+    (data_dir / "master-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidArgument, match="master-1 is a link"):
+        forget(known_of(data_dir))
+    assert (data_dir / "backup-1" / "rows").exists()
+    assert (tmp_path / "elsewhere" / "rows").exists()
+
+
+def test_the_launch_lock_is_held_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch in between would make a cluster in a folder that is being removed."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    real, refused = os.unlink, []
+
+    def unlink(path: Path, *args: Any, **options: Any) -> None:
+        real(path, *args, **options)
+        if Path(path).name == "cluster.json":
+            with pytest.raises(AlreadyRunning):
+                LaunchLock(data_dir)
+            refused.append(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    forget(known_of(data_dir))
+    assert len(refused) == 1
 
 
 def test_another_clusters_folder_is_left_alone(tmp_path: Path) -> None:
     """One of the same name, made by somebody else on that machine."""
     data_dir = made(tmp_path, tmp_path / "fast")
-    with pytest.raises(InvalidArgument, match="another cluster"):
-        forget_here(data_dir, bytes(32), [])
-    assert (data_dir / "backup-1" / "file").exists()
+    forget_here(data_dir, "demo", bytes(32), [])
+    assert (data_dir / "backup-1" / "rows").exists()
+    forget_here(tmp_path / "none", "demo", SECRET, [])
 
 
-@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("after", range(7))
 def test_what_was_interrupted_is_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """The files that say whose folder it is go last."""
+    """Each removal is the last one once; what says whose folder it is goes last."""
     media = tmp_path / "fast"
     data_dir = made(tmp_path, media)
-    known = stored(data_dir)
-    assert known is not None
     real, removed = shutil.rmtree, list[Path]()
 
     def interrupted(path: Path) -> None:
         if len(removed) == after:
-            raise KeyboardInterrupt
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
         removed.append(path)
         real(path)
 
     monkeypatch.setattr(shutil, "rmtree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        forget(data_dir, known)
+    with pytest.raises(RetryLater, match="cannot be removed: Device or resource busy"):
+        forget(known_of(data_dir))
     monkeypatch.undo()
-    again = stored(data_dir)
-    assert again is not None
-    forget(data_dir, again)
+    forget(known_of(data_dir))
     assert not data_dir.exists()
+    assert list(media.iterdir()) == []
 
 
-def test_machines_that_do_not_answer_are_named_and_nothing_is_forgotten_here(
+def test_files_of_running_servers_may_vanish_while_they_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then it is given again once they are back."""
+    """The cluster is looked at before it is taken down."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    real = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        if str(path).endswith("rows"):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert known_of(data_dir).size_bytes < 30_000
+
+
+class FakeRay:
+    """Three nodes: this one, which has no server, and two that have one now, or had one."""
+
+    names = ("me", "a", "former")
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"Alive": True, "NodeID": str(n), "NodeManagerAddress": name}
+            for n, name in enumerate(self.names)
+        ]
+
+    def get_runtime_context(self) -> FakeRay:
+        return self
+
+    def get_node_id(self) -> str:
+        return "0"
+
+
+def test_machines_that_do_not_answer_are_named_and_this_one_goes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that only had a server once are asked, too; with the reason of each that is left."""
     machines = {"master-1": "a", "backup-1": "b"}
     data_dir = made(tmp_path, tmp_path / "fast", machines=machines)
-    known = stored(data_dir)
-    assert known is not None
+    known = known_of(data_dir)
     assert known.machines == ("a", "b")
-    answers: dict[str, None] = {"a": None}
+    silent = {"a": "[Errno 13] Permission denied"}
 
-    class FakeRay:
-        """Two nodes besides this one, which has no servers."""
-
-        def is_initialized(self) -> bool:
-            return True
-
-        def nodes(self) -> list[dict[str, Any]]:
-            names = [("0", "me"), ("1", "a"), ("2", "b")]
-            return [{"Alive": True, "NodeID": i, "NodeManagerAddress": name} for i, name in names]
-
-        def get_runtime_context(self) -> FakeRay:
-            return self
-
-        def get_node_id(self) -> str:
-            return "0"
-
-    def ask(work: Any, selectors: Any, arguments: Any) -> nodes.Told[None]:
+    def ask(work: Any, selectors: Any, arguments: Any, timeout_s: float) -> nodes.Told[None]:
         assert work is forget_here
-        assert sorted(selectors) == ["a", "b"]
-        assert arguments["a"] == (data_dir, SECRET, known.media)
-        silent = {name: "no answer" for name in selectors if name not in answers}
-        return nodes.Told(answers, silent)
+        assert sorted(selectors) == sorted(set(ray.names) - {"me"})
+        assert arguments["a"] == (data_dir, "demo", SECRET, known.media)
+        assert timeout_s > 60
+        return nodes.Told({name: None for name in selectors if name not in silent}, silent)
 
-    monkeypatch.setattr(forgetting, "ray", FakeRay())
+    ray = FakeRay()
+    monkeypatch.setattr(forgetting, "ray", ray)
     monkeypatch.setattr(nodes, "ask", ask)
-    with pytest.raises(RetryLater, match=r"^b cannot be reached"):
-        forget(data_dir, known)
-    assert (data_dir / "backup-1" / "file").exists()
-    answers["b"] = None
-    forget(data_dir, known)
+    with pytest.raises(RetryLater, match=r"a: .*Permission denied\n  b: Ray does not have it"):
+        forget(known)
+    assert (data_dir / "backup-1" / "rows").exists()
+    silent.clear()
+    ray.names = ("me", "a", "b")
+    forget(known)
     assert not data_dir.exists()
+
+
+def invoke(*arguments: str, answer: str = "") -> Any:
+    return CliRunner().invoke(app, ["down", *arguments], input=answer)
 
 
 def test_the_command_asks_first(tmp_path: Path) -> None:
     """Whoever says no keeps everything; `--yes` does not ask; --json needs it."""
     data_dir = made(tmp_path, tmp_path / "fast")
-    result = CliRunner().invoke(app, ["down", str(data_dir), "--forget"], input="n\n")
+    (data_dir / "notes").mkdir()
+    result = invoke(str(data_dir), "--forget", answer="n\n")
     assert result.exit_code == 1
     assert "removes all rows of cluster 'demo'" in result.output
-    assert str(data_dir) in result.output
-    assert CliRunner().invoke(app, ["down", str(data_dir), "--forget", "--json"]).exit_code == 2
-    assert CliRunner().invoke(app, ["down", str(data_dir)]).exit_code == 0
-    assert (data_dir / "backup-1" / "file").exists()
-    result = CliRunner().invoke(app, ["down", str(data_dir), "--forget", "--yes"])
+    assert str(data_dir / "backup-1") in result.output
+    assert invoke(str(data_dir), "--forget", "--json").exit_code == 2
+    assert invoke(str(data_dir)).exit_code == 0
+    assert (data_dir / "backup-1" / "rows").exists()
+    result = invoke(str(data_dir), "--forget", "--yes")
     assert result.exit_code == 0, result.output
-    assert "is removed" in result.output
-    assert not data_dir.exists()
+    assert "is removed; not its own, and left:" in result.output
+    assert [each.name for each in data_dir.iterdir()] == ["notes"]
+    result = invoke(str(data_dir), "--forget", "--yes")
+    assert result.exit_code == 0
+    assert "nothing is stored there" in result.output
+
+
+def test_a_cluster_whose_files_are_elsewhere_is_not_taken_down(tmp_path: Path) -> None:
+    """By its name in a Ray, or by a file with a placement: it may run, and what it stores is not
+    known here."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"apiVersion: stelae/v1\nkind: Cluster\ncluster: demo\ndata_dir: {tmp_path}/none\n"
+        "placement: {spread: node}\nray: {address: auto}\n"
+    )
+    for where in ("demo", str(file)):
+        result = invoke(where, "--forget", "--yes")
+        assert isinstance(result.exception, InvalidArgument), result.output
+        assert "on a machine of the cluster" in str(result.exception)

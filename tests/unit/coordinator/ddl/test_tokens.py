@@ -103,6 +103,17 @@ def test_limited_tokens_are_kept_apart() -> None:
     assert copy.access.generation == catalog.access.generation + 1
 
 
+def test_a_token_that_expired_long_ago_is_no_token_any_more() -> None:
+    """It is listed for a month, and then makes room for others, also for one of its name."""
+    catalog, month_s = Catalog(), token_drafts.EXPIRED_KEPT_S
+    limited = PutToken(request(1), "bob", Role.READ, "b" * 64, "me", (), 60.0)
+    carry_out(catalog, lambda: token_drafts.draft_put(catalog, limited, 5.0))
+    with pytest.raises(TokenExists):
+        token_drafts.draft_put(catalog, put(2, "bob"), 65.0 + month_s)
+    carry_out(catalog, lambda: token_drafts.draft_put(catalog, put(2, "bob"), 66.0 + month_s))
+    assert (len(catalog.access.tokens), catalog.access.limited) == (1, ())
+
+
 def test_the_number_of_tokens_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """With limits or without."""
     monkeypatch.setattr(token_drafts, "MAX_TOKENS", 1)
