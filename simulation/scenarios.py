@@ -53,6 +53,7 @@ GRAY = "gray_"
 PLAIN: dict[str, str] = {
     "blackouts": "tests/simulation/recovery/loading.py:BLACKOUTS",
     "cleaning": "tests/simulation/tables/cleaning.py:SCENARIO",
+    "applied": "tests/simulation/applied/applying.py:SCENARIO",
     "alters": "tests/simulation/successions/alters.py:SCENARIO",
     "cold_starts": "tests/simulation/recovery/cold_starts.py:SCENARIO",
     "entries": "tests/simulation/indexes/entries.py:SCENARIO",
