@@ -34,10 +34,12 @@ CLUSTER_SIZE: dict[str, Any] = {
     "cas_store_url": "sqlite:///cas.db",
 }
 SETTINGS = Settings(
-    heartbeat_s=0.1,
-    lease_s=4.0,
-    dead_after_s=8.0,
-    raft_tick_s=0.05,
+    heartbeat_s=0.2,  # slow: all servers share one event loop, on a machine that may be busy
+    lease_s=6.0,
+    dead_after_s=12.0,
+    raft_tick_s=0.1,
+    call_timeout_s=15.0,
+    append_timeout_s=15.0,
     segment_bytes=64 << 10,
     raft_snapshot_entries=20,
     client_expiry_s=100 * 365 * 86400.0,  # the input's calls are remembered however old it is

@@ -87,7 +87,7 @@ async def check_tables(
         assert await rows_of(table) == wanted, name
         assert await contents.versions_of(table) == versions[name], name
         for label in ("label-03", "updated"):
-            found = (await table.find("label", label)).to_pylist()
+            found = (await table.find("label", label, timeout=120.0)).to_pylist()
             ids = {row["id"] for row in found}
             assert ids == {row["id"] for row in wanted.values() if row["label"] == label}
             assert ids, f"nothing has {label}"
