@@ -88,8 +88,7 @@ async def open_frame_medium(
         await file.sync()
     found = (superblock.server, superblock.cluster, superblock.medium)
     if found != (server, cluster, spec.name):
-        reason = f"it belongs to {found}, not to {(server, cluster, spec.name)}"
-        raise CorruptData(where, 0, reason)
+        raise CorruptData(where, 0, f"belongs to {found}, not to {(server, cluster, spec.name)}")
     medium = FrameMedium(
         spec,
         runtime,
