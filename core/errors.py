@@ -507,6 +507,18 @@ class CorruptData(DataLost):
         super().__init__(where, offset, reason)
 
 
+class UnknownFormat(CorruptData):
+    """A newer version of Stelae wrote this. It is not damaged, and nobody may repair or free it."""
+
+    template = (
+        "{0} has format {1}, and this version of Stelae reads {2}. Nothing was changed: start the "
+        "version that wrote it, or a later one"
+    )
+
+    def __init__(self, where: str, found: str, known: str) -> None:
+        StelaeError.__init__(self, where, found, known)
+
+
 class SegmentsMissing(DataLost):
     """The log of a tablet is not complete; it stays offline until its segments come back."""
 

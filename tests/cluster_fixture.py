@@ -77,7 +77,9 @@ class LocalCluster:
         """A runtime with a data directory of its own, closed with the cluster."""
         credentials = Credentials(CLUSTER, SECRET, tls=self.tls)
         peers = TcpPeers(credentials, on_failure=self.failures.append, port=port)
-        runtime = RealRuntime(peers, LocalDisk(self.root / name, sync_in_thread=threads))
+        disk = LocalDisk(self.root / name, sync_in_thread=threads)
+        self._stack.callback(disk.close)  # so that another cluster can start on the folder
+        runtime = RealRuntime(peers, disk)
         self._stack.push_async_callback(runtime.close)
         return runtime
 

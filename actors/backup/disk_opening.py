@@ -35,11 +35,12 @@ from stelae.actors.backup.frames import (
     has_both_superblocks,
     newest_superblock,
     read_slots,
+    refuse_newer_frames,
     superblock_offset,
 )
 from stelae.actors.backup.media import PIECE_BYTES
 from stelae.actors.backup.replicas import Facts, Replica, certify
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.backups import Certified, ReplicaState
 from stelae.core.runtime import Disk, File, Runtime
@@ -77,6 +78,7 @@ async def open_frame_medium(
     head = file.read_at(0, SUPERBLOCKS_BYTES)
     superblock = newest_superblock(head)
     where = f"frame file of medium {spec.name!r} of {server_name}"
+    refuse_newer_frames(where, head)
     if superblock is None:
         superblock = Superblock(
             1, server, cluster, spec.name, frame_bytes_for(segment_bytes), (), disk.boot
@@ -86,8 +88,7 @@ async def open_frame_medium(
         await file.sync()
     found = (superblock.server, superblock.cluster, superblock.medium)
     if found != (server, cluster, spec.name):
-        reason = f"it belongs to {found}, not to {(server, cluster, spec.name)}"
-        raise CorruptData(where, 0, reason)
+        raise CorruptData(where, 0, f"belongs to {found}, not to {(server, cluster, spec.name)}")
     medium = FrameMedium(
         spec,
         runtime,
@@ -209,6 +210,8 @@ class _Opening:
                 found = certify(base, data, self._where)
             else:
                 found = await self._runtime.offload(certify, base, data, self._where)
+        except UnknownFormat:
+            raise  # it is whole, and would be freed if it counted as damaged
         except CorruptData:
             return False
         return found == Certified(record.length, record.crc)
@@ -236,6 +239,8 @@ class _Opening:
         try:
             trailer = await self._read(record, start, record.length - start)
             summary_range(trailer, record.length, self._where)
+        except UnknownFormat:
+            raise  # as above: not damaged
         except CorruptData:
             self._runtime.metrics.count("backup_damaged_images")
             return False

@@ -25,6 +25,7 @@ from stelae.core.errors import CorruptData, LogFenced, StaleTerm
 from stelae.core.ids import TabletId, segment_name
 from stelae.core.messages.backups import WriteReplica
 from stelae.core.runtime import Disk
+from stelae.storage.files.sealed import refuse_other_format
 
 FENCES_FILE = "fences"
 _MAGIC = b"STELFNC2"
@@ -61,6 +62,7 @@ class Fences:
         except FileNotFoundError:
             return
         magic, body = data[: len(_MAGIC)], data[_HEAD_BYTES:]
+        refuse_other_format(f"file {FENCES_FILE}", data, _MAGIC, _TERMS_MAGIC)
         crc = int.from_bytes(data[len(_MAGIC) : _HEAD_BYTES], "little")
         if magic not in (_MAGIC, _TERMS_MAGIC) or crc32c(body) != crc:
             raise CorruptData(f"file {FENCES_FILE}", 0, "bad checksum")

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from stelae.actors.cas_store.backends import Row, Swap
 from stelae.core.errors import CorruptData
 from stelae.core.runtime import Disk
+from stelae.storage.files.sealed import refuse_other_format
 
 FOLDER = "configurations"
 _MAGIC = b"STELCAS1"
@@ -79,6 +80,7 @@ def _decode(data: bytes, path: str) -> list[Row]:
         raise CorruptData(path, len(data), "the file is too short")
     magic, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
+    refuse_other_format(path, data, _MAGIC)
     if magic != _MAGIC:
         raise CorruptData(path, 0, "these are no configurations")
     if crc32c(body) != crc:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stelae.actors.cas_store.backends import Offload, Row, Swap
-from stelae.core.errors import InvalidArgument, NoSpace, Overloaded
+from stelae.core.errors import InvalidArgument, NoSpace, Overloaded, UnknownFormat
 
 R = TypeVar("R")
 
@@ -116,8 +116,10 @@ class SqliteBackend:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {FORMAT}")
-        elif (application, version) != (APPLICATION_ID, FORMAT):
-            raise InvalidArgument(f"{self._path} is no configuration store of format {FORMAT}")
+        elif application != APPLICATION_ID:
+            raise InvalidArgument(f"{self._path} is a database, but no configuration store")
+        elif version != FORMAT:
+            raise UnknownFormat(str(self._path), str(version), str(FORMAT))
 
     def _close(self) -> None:
         if self._connection is not None:

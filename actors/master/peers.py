@@ -32,6 +32,7 @@ from stelae.core.records.replication import Configuration
 from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.runtime import ProcessIdentity, Runtime
 from stelae.core.tasks import Tasks
+from stelae.storage.files.sealed import refuse_other_format
 
 MASTERS_FILE = "masters"
 SEARCH_PAUSE_S = 0.05
@@ -367,6 +368,7 @@ def _decode(data: bytes) -> dict[str, ServerUuid]:
         raise CorruptData(MASTERS_FILE, len(data), "the file is too short")
     magic, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
+    refuse_other_format(MASTERS_FILE, data, _MAGIC)
     if magic != _MAGIC or crc32c(body) != crc:
         raise CorruptData(MASTERS_FILE, 0, "the content does not match its checksum")
     return _DECODER.decode(body)

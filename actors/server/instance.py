@@ -17,6 +17,7 @@ from crc32c import crc32c
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid, make_uuid
 from stelae.core.runtime import Clock, Disk
+from stelae.storage.files.sealed import refuse_other_format
 
 INSTANCE_FILE = "instance"
 
@@ -47,11 +48,12 @@ def encode_instance(instance: Instance) -> bytes:
 
 
 def decode_instance(data: bytes) -> Instance:
-    """Raises CorruptData."""
+    """Raises CorruptData, UnknownFormat."""
     if len(data) < _HEAD.size:
         raise CorruptData(INSTANCE_FILE, len(data), "the file is too short")
     magic, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
+    refuse_other_format(INSTANCE_FILE, data, _MAGIC)
     if magic != _MAGIC:
         raise CorruptData(INSTANCE_FILE, 0, "this is no instance file")
     if crc32c(body) != crc:

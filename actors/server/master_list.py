@@ -20,6 +20,7 @@ from stelae.core.ids import Address
 from stelae.core.records.records import MasterMember
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
+from stelae.storage.files.sealed import refuse_other_format
 
 MASTER_LIST_FILE = "master-list"
 KNOWN_MAX = 32
@@ -120,6 +121,7 @@ def _decode(data: bytes) -> list[Address]:
         raise CorruptData(MASTER_LIST_FILE, len(data), "the file is too short")
     magic, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
+    refuse_other_format(MASTER_LIST_FILE, data, _MAGIC)
     if magic != _MAGIC or crc32c(body) != crc:
         raise CorruptData(MASTER_LIST_FILE, 0, "the content does not match its checksum")
     return _DECODER.decode(body)

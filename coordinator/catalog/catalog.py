@@ -29,7 +29,14 @@ from stelae.coordinator.catalog.graveyard import Grave, Graveyard, Records
 from stelae.coordinator.catalog.heirs import Heirs
 from stelae.coordinator.catalog.indexes import IndexCatalog
 from stelae.coordinator.catalog.timelines import TimelineCatalog, TimelineState
-from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge, decode_error
+from stelae.core.errors import (
+    KeyReused,
+    Overloaded,
+    StaleRequest,
+    TooLarge,
+    UnknownFormat,
+    decode_error,
+)
 from stelae.core.ids import (
     ClientId,
     RequestId,
@@ -199,9 +206,19 @@ class Catalog:
     # ---- state machine ----------------------------------------------------------------------
 
     def apply(self, index: int, term: int, command: bytes) -> Outcome:
-        """Apply a committed entry; the same on every master, whatever it was made from."""
-        del index, term  # the log's order is all that counts
-        batch = _BATCH.decode(command)
+        """Apply a committed entry; the same on every master, whatever it was made from.
+
+        Raises UnknownFormat: a newer version wrote it. To pass it over would be another state than
+        the other masters have.
+        """
+        del term  # the log's order is all that counts
+        try:
+            batch = _BATCH.decode(command)
+        except msgspec.ValidationError as error:
+            found = f"newer than {SNAPSHOT_VERSION} ({error})"
+            raise UnknownFormat(
+                f"entry {index} of the masters' log", found, str(SNAPSHOT_VERSION)
+            ) from error
         self.applied += 1
         request = batch.request
         if request is not None:
@@ -373,7 +390,9 @@ class Catalog:
     def restore(self, data: bytes) -> None:
         """Become what `snapshot` described."""
         state = _SNAPSHOT.decode(data)
-        assert state.version in READABLE_VERSIONS, f"catalog snapshot version {state.version}"
+        if state.version not in READABLE_VERSIONS:
+            known = f"{READABLE_VERSIONS[0]} to {SNAPSHOT_VERSION}"
+            raise UnknownFormat("a snapshot of the masters' catalog", str(state.version), known)
         self._graveyard = Graveyard(state.graves)
         self.tables = self._table_records()
         self.tables.update((table.table_id, table) for table in state.tables)

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.ids import RequestId
 from stelae.core.messages.backups import Certified
 from stelae.core.records.losses import SegmentFacts
@@ -194,13 +194,15 @@ def certify_entries(start: Certificate, data: Blob, where: str) -> Certificate:
         found, magic, version, kind, meta_length, payload_length, *_ = _HEADER.unpack_from(
             view, offset
         )
-        if magic != _MAGIC or kind > EntryKind.IMPORT or version != FORMAT_VERSION:
+        if magic != _MAGIC or (kind > EntryKind.IMPORT and version == FORMAT_VERSION):
             raise CorruptData(where, start.length + offset, "no entry begins here")
         stop = offset + _length(meta_length, payload_length)
         if stop > end:
             raise CorruptData(where, start.length + offset, f"an entry is cut at {end - offset}")
         if crc32c(view[offset + 4 : stop]) != found:
             raise CorruptData(where, start.length + offset, "bad checksum of an entry")
+        if version != FORMAT_VERSION:  # whole, so a newer version of Stelae wrote it
+            raise UnknownFormat(f"{where}, entry of a log", str(version), str(FORMAT_VERSION))
         crc = crc32c(view[offset : offset + HEADER_BYTES], crc)
         offset = stop
     return Certificate(start.length + end, crc)
@@ -215,10 +217,10 @@ def _chain(data: memoryview, end: int, where: str) -> tuple[list[tuple[int, int]
         if end - offset < HEADER_BYTES:
             raise CorruptData(where, offset, f"{end - offset} bytes are no whole entry header")
         _, magic, version, kind, meta_length, payload_length, *_ = _HEADER.unpack_from(data, offset)
-        if magic != _MAGIC or kind > EntryKind.IMPORT:
+        if magic != _MAGIC or (kind > EntryKind.IMPORT and version == FORMAT_VERSION):
             raise CorruptData(where, offset, "no entry begins here")
         if version != FORMAT_VERSION:
-            raise CorruptData(where, offset, f"entry format {version}; this is {FORMAT_VERSION}")
+            raise UnknownFormat(f"{where}, entry of a log", str(version), str(FORMAT_VERSION))
         length = _length(meta_length, payload_length)
         if length > end - offset:
             raise CorruptData(where, offset, f"an entry of {length} bytes is cut at {end - offset}")

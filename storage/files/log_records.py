@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.ids import TabletId
 from stelae.core.records.replication import Entry, EntryKind
 
@@ -62,12 +62,14 @@ class FileHeader:
             return len(expected)
         if len(data) < _FILE_HEAD.size + _CRC.size:
             return None
-        magic, _, _, name_bytes = _FILE_HEAD.unpack_from(data)
+        magic, version, _, name_bytes = _FILE_HEAD.unpack_from(data)
         end = _FILE_HEAD.size + _CRC.size + self._numbers.size + name_bytes
         rest = data[_FILE_HEAD.size + _CRC.size : end]
         stored = data[_FILE_HEAD.size : _FILE_HEAD.size + _CRC.size]
         if magic == self._magic and stored == _checksum(data[: _FILE_HEAD.size], rest):
-            raise CorruptData(where, 0, f"not version {FORMAT_VERSION} of tablet {group_id}'s log")
+            if version != FORMAT_VERSION:
+                raise UnknownFormat(where, str(version), str(FORMAT_VERSION))
+            raise CorruptData(where, 0, f"is not the log of tablet {group_id}, or not this part")
         return None
 
 
@@ -118,7 +120,9 @@ def _read_record(where: str, data: bytes, offset: int) -> _Record | None:
         return None
     _, version, kind, _ = _RECORD_HEAD.unpack_from(data, offset)
     if version != FORMAT_VERSION or kind not in _KINDS:
-        raise CorruptData(where, offset, f"record version {version}, kind {kind} is unknown")
+        found = f"{version} with kind {kind}"
+        known = f"{FORMAT_VERSION} with kinds {', '.join(map(str, _KINDS))}"
+        raise UnknownFormat(f"{where}, record at {offset}", found, known)
     return _Record(Entry(term, index, _KINDS[kind], data[body_at:end]), durable_index, end)
 
 

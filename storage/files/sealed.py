@@ -1,7 +1,8 @@
 """The seal of small files that are replaced as a whole. A pure codec.
 
 Magic, format version, length, CRC-32C over all of it, then a msgpack body. What does not check is
-`CorruptData` with file and offset, never a default. Design §13.6.
+`CorruptData` with file and offset, never a default; a whole file of another version of the format
+is `UnknownFormat`. Design §13.6.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 
 FORMAT_VERSION = 1
 _HEAD = struct.Struct("<8sIQ")  # magic, version, bytes of the body
@@ -30,7 +31,7 @@ def seal(magic: bytes, body: bytes) -> bytes:
 
 
 def unseal(where: str, magic: bytes, data: bytes, kind: type[T]) -> T:
-    """Check and decode; ``where`` names the file. Raises CorruptData."""
+    """Check and decode; ``where`` names the file. Raises CorruptData, UnknownFormat."""
     if len(data) < HEADER_BYTES:
         raise CorruptData(where, 0, f"{len(data)} bytes are too few for a header")
     found_magic, version, length = _HEAD.unpack_from(data)
@@ -40,9 +41,20 @@ def unseal(where: str, magic: bytes, data: bytes, kind: type[T]) -> T:
     crc = crc32c(body, crc32c(data[: _HEAD.size]))
     if data[_HEAD.size : HEADER_BYTES] != _CRC.pack(crc):
         raise CorruptData(where, _HEAD.size, "checksum does not match")
-    if found_magic != magic or version != FORMAT_VERSION:
+    if found_magic != magic:
         raise CorruptData(where, 0, f"is {found_magic!r} version {version}, not {magic!r}")
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(where, str(version), str(FORMAT_VERSION))
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as error:
         raise CorruptData(where, HEADER_BYTES, str(error)) from error
+
+
+def refuse_other_format(where: str, data: bytes, *known: bytes) -> None:
+    """Raise UnknownFormat if ``data`` begins as ``known`` does but for the last byte of its magic,
+    which is the version of formats without a field of their own for it."""
+    found = bytes(data[: len(known[0])])
+    if len(found) == len(known[0]) and found[:-1] == known[0][:-1] and found not in known:
+        versions = sorted(magic[-1:].decode() for magic in known)
+        raise UnknownFormat(where, found[-1:].decode("ascii", "replace"), ", ".join(versions))

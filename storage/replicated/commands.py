@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from stelae.core.errors import CorruptData, InvalidArgument
+from stelae.core.errors import CorruptData, InvalidArgument, UnknownFormat
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord
@@ -267,7 +267,8 @@ def decode_command(data: bytes) -> Decoded:
     version, kind, _, length = _PREFIX.unpack_from(data)
     decoder = _DECODERS.get(kind)
     if version != FORMAT_VERSION or decoder is None:
-        raise CorruptData("a command", 0, f"format {version}, kind {kind} is not known here")
+        known = f"{FORMAT_VERSION} with kinds {', '.join(map(str, _DECODERS))}"
+        raise UnknownFormat("a command", f"{version} with kind {kind}", known)
     view = memoryview(data)
     end = _PREFIX.size + length
     try:

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.ids import OpId, TabletId
 from stelae.core.records.records import TableRecord
 from stelae.core.records.succession import NO_SUCCESSION, Succession
@@ -107,7 +107,7 @@ def _decode(where: str, data: bytes) -> Manifest:
     if crc32c(body, crc32c(data[: _HEAD.size - 4])) != crc:
         raise CorruptData(where, _HEAD.size - 4, "bad checksum of a manifest")
     if version != FORMAT_VERSION:
-        raise CorruptData(where, 8, f"manifest format {version}; this is {FORMAT_VERSION}")
+        raise UnknownFormat(f"{where}, manifest", str(version), str(FORMAT_VERSION))
     try:
         return msgspec.msgpack.decode(body, type=Manifest)
     except msgspec.DecodeError as error:

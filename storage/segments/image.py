@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.rpc import Blob
 from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN
 from stelae.storage.keys.codec import KeyCodec
@@ -210,7 +210,8 @@ def _unpack_trailer(data: memoryview, where: str) -> _Trailer:
     if magic != _MAGIC or crc32c(packed[:-4]) != crc:
         raise CorruptData(where, start, "no trailer of a sealed segment is here")
     if version not in _READ_VERSIONS:
-        raise CorruptData(where, start, f"image format {version}; this is {FORMAT_VERSION}")
+        known = ", ".join(map(str, _READ_VERSIONS))
+        raise UnknownFormat(f"{where}, image of a segment", str(version), known)
     return _Trailer(*lengths)
 
 

@@ -432,4 +432,12 @@ MUTANTS = [
             ),
         ],
     ),
+    *mutants_of(
+        "actors/backup/disk_opening.py",
+        ("tests/upgrade/test_newer_formats.py",),
+        [
+            ("    refuse_newer_frames(where, head)\n", ""),
+            ("            raise  # as above: not damaged\n", "            return False\n"),
+        ],
+    ),
 ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, UnknownFormat
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.entries.entry import (
     HEADER_BYTES,
@@ -167,7 +167,7 @@ def test_a_later_format_is_refused_by_number() -> None:
     """An entry of a format that this version does not know says so."""
     log = bytearray(log_of([Entry(1, 1, EntryKind.ROWS, 1, 0, (), b"")])[0])
     log[6] = 9
-    with pytest.raises(CorruptData, match="entry format 9"):
+    with pytest.raises(UnknownFormat, match="format 9"):
         read_entries(bytes(log), None, "log")
 
 
