@@ -100,10 +100,12 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations):
         progress: Retiring | None = None,
         timeout: float = WAIT_TIMEOUT_S,
     ) -> ServerProgress:
-        """Move everything off a tablet server or backup (name or UUID), and give it nothing new.
+        """Move everything off a server (name or UUID) of any kind, and give it nothing new.
 
         Replicas are moved while they serve. Tablets of tables with segments (``tablets``) are
         closed and recovered elsewhere from their backups, one at a time: a short pause for each.
+        Logs of a safekeeper (``logs``) move to others. A master hands over, leaves the set and
+        ends, as by `remove_master`. The configuration store stays.
         Returns once nothing is left (without ``wait``: at once); it may then be stopped for good.
         Tablets of tables with ``segments()`` have their rows in its memory only and cannot leave:
         their number is ``bound``, and ``problem`` names the tables. What a backup has
@@ -112,19 +114,20 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations):
         back; what has moved stays. ``progress`` is told of each look, in another thread.
 
         Raises:
-            InvalidArgument: there is no such server, or several; or other backups are too few.
+            InvalidArgument: there is no such server, or several; or others of its kind are too few.
             RetryLater: the time is over, and the text says what keeps it; or it was taken back. Or
                 it is a backup that is away, and for two minutes nothing came of it.
         """
         self._require_inside()
         with bar(f"retiring {server}") as tell:
+            told = progress or retiring_told(tell)
+            if (
+                other := self._retire_other(server, wait, cancel=cancel, told=told, timeout=timeout)
+            ) is not None:
+                return other
             return self._loop.run(
                 self._database.retire_server(
-                    server,
-                    wait=wait,
-                    cancel=cancel,
-                    progress=progress or retiring_told(tell),
-                    timeout=timeout,
+                    server, wait=wait, cancel=cancel, progress=told, timeout=timeout
                 )
             )
 

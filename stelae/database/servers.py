@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from stelae.client.admin.operators import CALL_TIMEOUT_S
+from stelae.client.admin.operators import CALL_TIMEOUT_S, CHANGE_TIMEOUT_S, Retiring
 from stelae.client.admin.servers import ORDER
 from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.messages.operators import ServerProgress
+from stelae.core.records.records import ServerKind, ServerMark
 from stelae.database.progress import words_bar
 
 if TYPE_CHECKING:
@@ -107,6 +109,46 @@ class ServerOperations:
 
         with words_bar(f"starting {server}", progress) as tell:
             start_server(cast("ChangedCluster", self), server, progress=tell, timeout=timeout)
+
+    def _retire_other(
+        self, server: str, wait: bool, *, cancel: bool, told: Retiring, timeout: float
+    ) -> ServerProgress | None:
+        """Retire what is neither a tablet server nor a backup; None: it is one of these.
+
+        Raises as `Database.retire_server`.
+        """
+        kind = self._loop.run(self._database.kind_of(server))
+        if kind == ServerKind.SAFEKEEPER.value:
+            return self._loop.run(
+                self._database.retire_safekeeper(
+                    server, wait=wait, cancel=cancel, progress=told, timeout=timeout
+                )
+            )
+        if kind == ServerKind.MASTER.value:
+            return self._retire_master(server, cancel, min(timeout, CHANGE_TIMEOUT_S))
+        if kind == ServerKind.CAS_STORE.value:
+            raise InvalidArgument(
+                f"{server} is not retired: it keeps where the logs of all tables are, which is "
+                "chosen when a cluster is made. To be rid of it, restore a backup of the tables "
+                "into a cluster with another cas_store"
+            )
+        return None
+
+    def _retire_master(self, server: str, cancel: bool, timeout: float) -> ServerProgress:
+        if cancel:
+            raise InvalidArgument(
+                f"{server} is a master, which leaves the set at once: `stelae master add` adds one"
+            )
+        from stelae.deploy.masters import list_masters, remove_master_alone
+
+        cluster = cast("ChangedCluster", self)
+        members = list_masters(cluster)
+        found = next((m for m in members if server in (m["name"], m["uuid"])), None)
+        if found is None:
+            raise InvalidArgument(f"{server} is no master of the set any more")
+        remove_master_alone(cluster, found["uuid"], timeout=timeout)
+        mark = ServerMark(found["uuid"], found["name"], retiring=True, kind=ServerKind.MASTER)
+        return ServerProgress(mark, is_live=False, replicas=0, tablets=0)
 
     def _processes(self) -> tuple[Sequence[str], Collection[str]]:
         """See `processes_of`, once this process is connected to the cluster's Ray."""

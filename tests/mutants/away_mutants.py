@@ -78,6 +78,17 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "client/admin/servers.py",
+        ("tests/unit/client/test_servers.py",),
+        [
+            ("durability.count > others", "False"),
+            ("v.record.status is SafekeeperStatus.ACTIVE and v is not view", "v is not view"),
+            (" and v is not view", ""),
+            ("        v.is_live and v.record", "        v.record"),
+            ("in (table.durability, table.becoming)", "in (table.durability,)"),
+        ],
+    ),
+    *mutants_of(
         "stelae/applying/one_server.py",
         _ONE_SERVER,
         [

@@ -203,7 +203,7 @@ def server_retire(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Move everything off a tablet server or backup; then it may be stopped for good.
+    """Move everything off a server; then it may be stopped for good.
 
     It gets nothing new from now on. Replicas are moved while they serve. Tablets of tables with
     segments are closed and recovered elsewhere from their backups, one at a time: a short pause for
@@ -213,6 +213,10 @@ def server_retire(
     One that is away ends once all that it had is elsewhere. A backup that has what no other one
     has keeps the command for two minutes; then it says what helps.
 
+    A safekeeper's logs are moved to others; it is refused where too few others are left for a
+    table. A master hands over, leaves the set, and ends, as by `stelae master remove`: there is
+    nothing to take back. The configuration store stays.
+
     Exit code 1: it has tablets that cannot leave, because their rows are in its memory only; the
     text names their tables.
 
@@ -220,6 +224,7 @@ def server_retire(
     stelae server retire tserver-3
     stelae server retire tserver-3 --no-wait
     stelae server retire tserver-3 --cancel
+    stelae server retire safekeeper-2
     """
     with open_cluster(where) as database, progress_bar(f"retiring {server}") as tell:
         found = database.retire_server(
@@ -240,7 +245,9 @@ def retired(found: ServerProgress) -> str:
     name = found.mark.name
     if not found.mark.retiring:
         return f"{name} is not to be retired any more"
-    left = found.replicas + found.segments
+    if found.mark.kind is ServerKind.MASTER:
+        return f"{name} has left the set of masters, and its process has ended"
+    left = found.replicas + found.segments + found.logs
     left += found.tablets + found.indexlets if found.is_live else 0
     if left:
         why = f"; {found.problem}" if found.problem else ""
@@ -263,6 +270,7 @@ def _described(found: ServerProgress) -> dict[str, Any]:
         "owned": found.tablets,
         "indexlets": found.indexlets,
         "segments": found.segments,
+        "logs": found.logs,
         "bound": found.bound,
         "problem": found.problem,
     }

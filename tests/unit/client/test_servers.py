@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import MagicMock
 
-from stelae.client.admin.servers import describe_servers
-from stelae.core.messages.timelines import SafekeeperView
+import msgspec
+import pytest
+
+from stelae.client.admin.servers import describe_servers, too_few_left
+from stelae.core.ids import TableId, TabletId
+from stelae.core.messages.timelines import MigrationProgress, SafekeeperView
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.schema.durability import replicas, wal
 
 COMMON = {"state": "live", "address": "a:1", "node": "n", "memory_bytes": 5, "retiring": False}
 
@@ -31,6 +38,18 @@ def status(**more: Any) -> dict[str, Any]:
 
 def keeper(timelines: int) -> SafekeeperView:
     return MagicMock(record=MagicMock(uuid="safekeeper1"), timelines=timelines, broken=1)
+
+
+def move_of(members: tuple[int, ...], desired: tuple[int, ...], problem: str) -> Any:
+    """A migration, as the status document has it."""
+    from_ids, to_ids = (tuple(map(SafekeeperId, ids)) for ids in (members, desired))
+    timeline = TimelineId(TableId("a" * 32), TabletId("b" * 32))
+    problems, waits_for = {"copy": problem}, ("safekeeper 6",)
+    return msgspec.to_builtins(
+        MigrationProgress(
+            *(timeline, 4, "copy logs", 2, from_ids, to_ids, waits_for, problems, 0.0, 0.0)
+        )
+    )
 
 
 def one(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -64,9 +83,8 @@ def test_one_that_leaves_says_what_it_waits_for() -> None:
     leaves = one(found, "safekeeper-1")
     assert (leaves["retiring"], leaves["waits"]) == (True, "2 logs are to move")
     assert one(describe_servers(status(), [keeper(0)]), "safekeeper-1")["waits"] == ""
-    move = {"members": [4, 5], "desired": [5, 6], "problems": {"copy": "no disk"},
-            "waits_for": ["safekeeper 6"]}  # fmt: skip
-    others = {**move, "members": [5], "problems": {"copy": "another's"}}
+    others = move_of((5, 4), (5, 4), "another's")
+    move = move_of((4, 5), (5, 6), "no disk")
     found = describe_servers(status(migrations=[others, move]), [keeper(2)])
     waits = "2 logs are to move; copy: no disk; waits for safekeeper 6"
     assert one(found, "safekeeper-1")["waits"] == waits
@@ -80,3 +98,28 @@ def test_a_tablet_server_that_cannot_leave_says_why() -> None:
     tablet = {"leader": "tserver-1", "replicas": [replica], "replicas_wanted": 1}
     found = describe_servers({**document, "tablets": [tablet]})
     assert "add tablet servers" in one(found, "tserver-1")["waits"]
+
+
+@pytest.mark.parametrize(
+    ("fourth", "durability", "becoming", "refused"),
+    [
+        ((True, "active"), wal(3), None, False),
+        ((False, "active"), wal(3), None, True),
+        ((True, "offline"), wal(3), None, True),
+        ((False, "active"), replicas(3), wal(3), True),
+        ((False, "active"), replicas(3), None, False),
+    ],
+)
+def test_as_many_safekeepers_stay_as_a_table_needs(
+    fourth: tuple[bool, str], durability: Any, becoming: Any, refused: bool
+) -> None:
+    """Those that live and take logs. Else its logs would never leave."""
+    views: list[Any] = [
+        MagicMock(is_live=live, record=MagicMock(status=SafekeeperStatus(status)))
+        for live, status in [(True, "active")] * 3 + [fourth]
+    ]
+    table: Any = MagicMock(durability=durability, becoming=becoming)
+    table.name = "t"
+    why = too_few_left(views[0], views, [table])
+    assert bool(why) == refused
+    assert ("2 other safekeepers live and are active, too few for t with wal(3" in why) == refused

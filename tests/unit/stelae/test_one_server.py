@@ -15,10 +15,12 @@ from stelae.applying import one_server
 from stelae.applying import steps as apply_steps
 from stelae.applying.one_server import start_server, stop_server
 from stelae.applying.processes import Deployment
+from stelae.cli.cluster.servers import retired
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.database.api import Database
 from stelae.database.servers import with_stopped
-from stelae.deploy import launcher, locks, machines
+from stelae.deploy import launcher, locks, machines, masters
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
 
 NAMES = [f"{kind}-{n}" for kind in ("master", "tserver", "backup") for n in (1, 2, 3)]
@@ -39,8 +41,8 @@ class Cluster:
         self.actors = {name: self._actor(name) for name in NAMES}
         folder.mkdir()
         (folder / SECRET_FILE).write_bytes(b"s" * 32)
-        masters = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
-        state = ClusterState("demo", str(folder), masters)
+        places = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
+        state = ClusterState("demo", str(folder), places)
         spec = load_spec({"cluster": "demo", "data_dir": str(folder)})
         known = Deployment(folder, spec, state)
         monkeypatch.setattr(one_server, "deployment_of", lambda *_: nullcontext(known))
@@ -56,7 +58,7 @@ class Cluster:
         monkeypatch.setattr(ray, "get", lambda asked, timeout: asked())
         for module_ in (one_server, apply_steps):
             monkeypatch.setattr(module_, "list_masters", lambda _: self.masters)
-        self.masters = [{"name": name, "uuid": f"u-{name}"} for name in masters]
+        self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
         self._loop, self._database = MagicMock(), MagicMock()
         self._loop.run = lambda found: found
         self._database.tables = list
@@ -215,3 +217,46 @@ def test_a_server_without_an_actor_is_shown_as_stopped() -> None:
         ("tserver-4", "dead"),
         ("backup-1", "stopped"),
     ]
+
+
+class Kinds:
+    """The masters' word on servers, for a `Database`."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def kind_of(self, server: str) -> str:
+        return self._kind
+
+
+def database_of_kind(kind: str) -> Database:
+    loop = MagicMock()
+    loop.run = lambda found: found
+    database = Database(loop, Kinds(kind), "demo")  # type: ignore[arg-type]
+    database.link = MagicMock()
+    return database
+
+
+def test_a_master_is_retired_as_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its UUID, so that nobody else of its name is; it cannot be taken back."""
+    removed: list[str] = []
+    members = [{"name": "master-2", "uuid": "u2"}]
+    monkeypatch.setattr(masters, "list_masters", lambda _: members)
+    monkeypatch.setattr(
+        masters, "remove_master_alone", lambda _, uuid, timeout: removed.append(uuid)
+    )
+    database = database_of_kind("master")
+    with pytest.raises(InvalidArgument, match="`stelae master add`"):
+        database.retire_server("master-2", cancel=True)
+    assert removed == []
+    found = database.retire_server("master-2")
+    assert removed == ["u2"]
+    assert retired(found) == "master-2 has left the set of masters, and its process has ended"
+    with pytest.raises(InvalidArgument, match="no master of the set any more"):
+        database.retire_server("master-3")
+
+
+def test_the_configuration_store_is_not_retired() -> None:
+    """There is one; the text says what helps."""
+    with pytest.raises(InvalidArgument, match="restore a backup of the tables"):
+        database_of_kind("cas_store").retire_server("cas_store-1")
