@@ -9,6 +9,7 @@ import pytest
 
 import stelae
 from stelae.core.errors import InvalidArgument
+from stelae.core.schema.durability import Durability
 from tests.cluster.test_apply import written_all_the_while
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
@@ -35,7 +36,11 @@ def test_each_kind_of_server_is_stopped_and_started_under_load(tmp_path: Path) -
         "serve": None,
         "spark": None,
     }
-    durabilities = (stelae.replicas(3), stelae.segments("disk", "disk"), stelae.wal(3))
+    durabilities: tuple[Durability, ...] = (
+        stelae.replicas(3),
+        stelae.segments("disk", "disk"),
+        stelae.wal(3),
+    )
     with stelae.launch(spec) as database:
         tables = [
             database.create_table(f"t{n}", SCHEMA, key="id", durability=durability)

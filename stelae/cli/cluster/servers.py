@@ -407,6 +407,9 @@ def tablet_move(
     The masters do it, whoever leads them. While it lasts this shows how far it is, and what it
     waits for; --cancel gives it up, and lets go of what has been copied.
 
+    How many replicas a tablet has is its table's durability: `stelae table alter TABLE --replicas
+    5` adds two to each of its tablets, and 3 removes them again.
+
     \b
     stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-1 tserver-4
     stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c --cancel

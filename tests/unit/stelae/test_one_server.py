@@ -42,6 +42,7 @@ class Cluster:
         folder.mkdir()
         (folder / SECRET_FILE).write_bytes(b"s" * 32)
         places = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
+        self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
         state = ClusterState("demo", str(folder), places)
         spec = load_spec({"cluster": "demo", "data_dir": str(folder)})
         known = Deployment(folder, spec, state)
@@ -58,7 +59,6 @@ class Cluster:
         monkeypatch.setattr(ray, "get", lambda asked, timeout: asked())
         for module_ in (one_server, apply_steps):
             monkeypatch.setattr(module_, "list_masters", lambda _: self.masters)
-        self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
         self._loop, self._database = MagicMock(), MagicMock()
         self._loop.run = lambda found: found
         self._database.tables = list
