@@ -13,6 +13,7 @@ import pyarrow as pa
 from stelae.client.admin.losses import LossCalls
 from stelae.client.admin.operators import OperatorCalls
 from stelae.client.admin.safekeepers import SafekeeperCalls
+from stelae.client.admin.servers import ServerCalls
 from stelae.client.admin.tokens import TokenCalls
 from stelae.client.admin.turns import TurnCalls
 from stelae.client.check.check import CheckReport, check_cluster
@@ -75,7 +76,13 @@ POLL_S = 0.02
 
 
 class AsyncDatabase(
-    DatabaseApi[AsyncTable], OperatorCalls, SafekeeperCalls, LossCalls, TokenCalls, TurnCalls
+    DatabaseApi[AsyncTable],
+    OperatorCalls,
+    ServerCalls,
+    SafekeeperCalls,
+    LossCalls,
+    TokenCalls,
+    TurnCalls,
 ):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 

@@ -8,8 +8,11 @@ from typing import Any
 def problems_of(status: dict[str, Any]) -> list[str]:
     """What is not well in a status document, as sentences; empty: all is."""
     live = {server["id"] for server in status["servers"] if server["state"] == "live"}
+    stopped = set(status.get("stopped", ()))
     found = [
-        f"{server} is dead"
+        f"{server} is stopped: `stelae server start {server}` starts it again"
+        if server in stopped
+        else f"{server} is dead"
         for server in dict.fromkeys(server["id"] for server in status["servers"])
         if server not in live
     ]

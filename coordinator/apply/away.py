@@ -27,6 +27,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stelae.coordinator.apply.majorities import (
+    named,
+    without_log_majority,
+    without_replica_majority,
+)
 from stelae.core.records.records import ServerKind
 
 START_LIMIT_S = 90.0
@@ -232,26 +237,13 @@ def _needs_backup(look: Look) -> str:
 
 def _needs_safekeeper(status: Mapping[str, Any]) -> str:
     """Which log has no live majority without the safekeeper, which is not live (R2). R4."""
-    live = {
-        each["safekeeper_id"]
-        for each in status["servers"]
-        if each["kind"] == ServerKind.SAFEKEEPER.value and each["state"] == "live"
-    }
-    for tablet in status["tablets"]:
-        timeline = tablet.get("timeline") or {}
-        for members in (timeline.get("sk_set"), timeline.get("new_sk_set")):
-            if members and 2 * sum(each in live for each in members) <= len(members):
-                what = f"tablet {tablet['number']} of {tablet['table']!r}"
-                return f"the log of {what} has no live majority of safekeepers without it"
+    for tablet in without_log_majority(status):
+        return f"the log of {named(tablet)} has no live majority of safekeepers without it"
     return ""
 
 
 def _needs_tserver(status: Mapping[str, Any], uuids: Collection[str]) -> str:
     """Which tablet has no live majority of voters without this tablet server. R5."""
-    for tablet in status["tablets"]:
-        voters = [each for each in tablet.get("replicas", ()) if each["member"] == "voter"]
-        live = sum(each["server_live"] and each["uuid"] not in uuids for each in voters)
-        if voters and 2 * live <= len(voters):
-            what = f"tablet {tablet['number']} of {tablet['table']!r}"
-            return f"{what} has no live majority of replicas without it"
+    for tablet in without_replica_majority(status, uuids):
+        return f"{named(tablet)} has no live majority of replicas without it"
     return ""

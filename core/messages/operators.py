@@ -63,6 +63,8 @@ class ServerProgress(Body, frozen=True):
     segments: int = 0
     """Of a backup: replicas and blobs that are there yet; 0: it has none, and takes none. Of one
     that is away, or of a server that was never heard: at least 1, as that is not known."""
+    logs: int = 0
+    """Of a safekeeper: logs of which it is a member, by the catalog."""
 
 
 class MoveReplica(Body, frozen=True):

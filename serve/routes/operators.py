@@ -107,7 +107,8 @@ async def change_replicas(request: Request, tablet_id: str) -> Response:
     """Say on which servers all replicas of a tablet are to be. Needs the role `admin`.
 
     One replica at a time: if more than one server differs it is 400. How many replicas there are is
-    the table's durability (`PATCH /v1/tables/{table}`).
+    the table's durability, and no tablet has a number of its own: `PATCH /v1/tables/{table}` with
+    `durability` adds replicas to all its tablets, or removes some.
     """
     require(request, Role.ADMIN)
     gateway = gateway_of(request)

@@ -147,12 +147,7 @@ class _Apply:
         known = [plan for plan in self._looked.values() if plan is not None]
         if not known:
             raise RetryLater("no server of the cluster answers: they start, or Ray has no room")
-        here = machines.this_node()
-        if here != known[0].selector.get(machines.NODE_ID, here):
-            raise InvalidArgument(
-                "this cluster has no placement: all of it is on one of Ray's nodes, and is changed "
-                "there"
-            )
+        machines.check_here(known[0].selector)
         self.data_dir = Path(known[0].folder).parent
         """The servers', on their machines."""
         self.home = self.data_dir

@@ -152,10 +152,11 @@ def _recovery_state(recovery: dict[str, Any]) -> str:
 def show_status(document: dict[str, Any], problems: list[str]) -> None:
     from stelae.database.deployed import deployed_lines
 
+    stopped = document.get("stopped", ())
     servers = [
         [
             server["id"],
-            server["state"]
+            ("stopped" if server["id"] in stopped else server["state"])
             + (f", {server['role']}" if "role" in server else "")
             + ("" if server.get("voter", True) else ", non-voter"),
             server["address"],

@@ -3,6 +3,7 @@
 1. Machines that are away, and what becomes of their servers: from the actor that replaces servers.
 2. The spread that the spec asks for, where nodes or racks are too few for it.
 3. The HTTP front: from ``cluster.json``.
+4. Servers that an operator stopped: those that have no actor in Ray.
 
 Trouble on the way is part of what is shown, and never raised. Decisions §69, §70, §72.
 """
@@ -36,19 +37,21 @@ class Placed(Protocol):
 
 
 def deployed(database: Placed, status: Mapping[str, Any], *, join: bool = False) -> Document:
-    """Return ``away``, ``http`` and ``warnings`` of a cluster with this status document.
+    """Return ``away``, ``stopped``, ``http`` and ``warnings`` of a cluster with this status.
 
     ``join``: whether a connection to Ray may be opened, and servers be asked for files that are not
     here. Without it nobody is asked whom this process is not connected to.
     """
     away = away_of(database, status, join=join)
+    stopped = stopped_of(database, status, join=join)
+    known = {"away": away, "stopped": stopped}
     try:
         state, spec = _files(database, join=join)
     except (StelaeError, OSError, ValueError, TypeError) as error:  # of another user, or damaged
-        return {"away": away, "http": None, "warnings": [f"the cluster's files: {error}"]}
+        return {**known, "http": None, "warnings": [f"the cluster's files: {error}"]}
     spread = (spec.get("placement") or {}).get("spread")
     warnings = [] if spread is None else spread_warnings(status, has_racks=spread != "node")
-    return {"away": away, "http": front_of(state, spec), "warnings": warnings}
+    return {**known, "http": front_of(state, spec), "warnings": warnings}
 
 
 def away_of(database: Placed, status: Mapping[str, Any], *, join: bool = False) -> Document | None:
@@ -76,6 +79,29 @@ def away_of(database: Placed, status: Mapping[str, Any], *, join: bool = False) 
         return ask_away(database.cluster, AWAY_TIMEOUT_S)
     except (StelaeError, OSError, ValueError, TypeError) as error:  # its files are read as well
         return {"since": {}, "servers": [], "problem": str(error)}
+
+
+def stopped_of(database: Placed, status: Mapping[str, Any], *, join: bool = False) -> list[str]:
+    """The servers that do not live, and have no actor: an operator stopped them. Empty also where
+    it is not known, as no server is dead or this process is not connected to Ray."""
+    import ray
+
+    from stelae.database.servers import processes_of
+    from stelae.deploy.ray_session import join_ray
+
+    live = {server["id"] for server in status["servers"] if server["state"] == "live"}
+    dead = sorted({server["id"] for server in status["servers"]} - live)
+    if not dead:
+        return []
+    if not ray.is_initialized():
+        if not join or not database.home:
+            return []
+        try:
+            join_ray(database.ray_address)
+        except StelaeError:  # its Ray has ended: then the servers are dead
+            return []
+    wanted, there = processes_of(database.cluster, database.home)
+    return [name for name in dead if name in wanted and name not in there]
 
 
 def _files(database: Placed, *, join: bool) -> tuple[ClusterState | None, Mapping[str, Any]]:

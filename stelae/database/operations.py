@@ -24,6 +24,7 @@ from stelae.client.admin.operators import (
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.database.progress import bar, retiring_told, steps_bar, words_bar
 from stelae.database.safekeepers import SafekeeperOperations
+from stelae.database.servers import ServerOperations
 from stelae.database.tokens import TokenOperations
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ SILENCE_S = 120.0
 """Of the masters, while one of them is started anew, before whoever has the turn gives up."""
 
 
-class Operations(SafekeeperOperations, TokenOperations):
+class Operations(ServerOperations, SafekeeperOperations, TokenOperations):
     """The part of `Database` that is for operators."""
 
     def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
@@ -99,10 +100,12 @@ class Operations(SafekeeperOperations, TokenOperations):
         progress: Retiring | None = None,
         timeout: float = WAIT_TIMEOUT_S,
     ) -> ServerProgress:
-        """Move everything off a tablet server or backup (name or UUID), and give it nothing new.
+        """Move everything off a server (name or UUID) of any kind, and give it nothing new.
 
         Replicas are moved while they serve. Tablets of tables with segments (``tablets``) are
         closed and recovered elsewhere from their backups, one at a time: a short pause for each.
+        Logs of a safekeeper (``logs``) move to others. A master hands over, leaves the set and
+        ends, as by `remove_master`. The configuration store stays.
         Returns once nothing is left (without ``wait``: at once); it may then be stopped for good.
         Tablets of tables with ``segments()`` have their rows in its memory only and cannot leave:
         their number is ``bound``, and ``problem`` names the tables. What a backup has
@@ -111,19 +114,20 @@ class Operations(SafekeeperOperations, TokenOperations):
         back; what has moved stays. ``progress`` is told of each look, in another thread.
 
         Raises:
-            InvalidArgument: there is no such server, or several; or other backups are too few.
+            InvalidArgument: there is no such server, or several; or others of its kind are too few.
             RetryLater: the time is over, and the text says what keeps it; or it was taken back. Or
                 it is a backup that is away, and for two minutes nothing came of it.
         """
         self._require_inside()
         with bar(f"retiring {server}") as tell:
+            told = progress or retiring_told(tell)
+            if (
+                other := self._retire_other(server, wait, cancel=cancel, told=told, timeout=timeout)
+            ) is not None:
+                return other
             return self._loop.run(
                 self._database.retire_server(
-                    server,
-                    wait=wait,
-                    cancel=cancel,
-                    progress=progress or retiring_told(tell),
-                    timeout=timeout,
+                    server, wait=wait, cancel=cancel, progress=told, timeout=timeout
                 )
             )
 

@@ -104,7 +104,7 @@ def retiring_told(tell: Told) -> Callable[[ServerProgress], None]:
 
     def progress(seen: ServerProgress) -> None:
         nonlocal most
-        left = seen.replicas + seen.tablets + seen.indexlets + seen.segments
+        left = seen.replicas + seen.tablets + seen.indexlets + seen.segments + seen.logs
         most = max(most, left)
         why = f": {seen.problem}" if seen.problem else ""
         tell(most - left, most, what_is_left(left, seen) + why)
@@ -116,6 +116,8 @@ def what_is_left(left: int, seen: ServerProgress) -> str:
     """What ``left`` things are, in words."""
     if seen.segments:
         return f"{left} segments are left"
+    if seen.logs:
+        return f"{left} logs are left"
     indexlets = seen.indexlets
     if not indexlets:
         return f"{left} tablets are left"

@@ -232,6 +232,17 @@ def this_node() -> str:
     return str(context.get_node_id())
 
 
+def check_here(selector: Mapping[str, str]) -> None:
+    """Raise InvalidArgument where a cluster without a placement is on another one of Ray's nodes:
+    its files are there. ``selector``: of a server of it."""
+    here = this_node()
+    if here != selector.get(NODE_ID, here):
+        raise InvalidArgument(
+            "this cluster has no placement: all of it is on one of Ray's nodes, and is changed "
+            "there"
+        )
+
+
 def node_of_others(spec: ClusterSpec) -> str:
     """Where to be for what is no server and changes these: anywhere with a placement (empty)."""
     return "" if spec.placement is not None else this_node()

@@ -67,7 +67,15 @@ def story(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "check", "--table", "nowhere")[0] == 1
 
     assert document("server", "maintenance", "tserver-1", "on")["maintenance"] is True
-    listed = document("server", "list")["servers"]
+    everything = document("server", "list")["servers"]
+    kinds = [s["kind"] for s in everything]
+    assert list(dict.fromkeys(kinds)) == ["master", "tserver", "backup"]
+    code, out = run(capsys, "server", "list")
+    assert code == 0
+    assert all(s["name"] in out for s in everything)
+    assert "tserver-0" not in run(capsys, "server", "list", "--kind", "backup")[1]
+    assert run(capsys, "server", "list", "--kind", "table")[0] == 2
+    listed = document("server", "list", "--kind", "tserver")["servers"]
     assert [(s["name"], s["maintenance"]) for s in listed] == [
         ("tserver-0", False),
         ("tserver-1", True),
@@ -79,7 +87,7 @@ def story(capsys: pytest.CaptureFixture[str]) -> None:
     owner = next(server["name"] for server in listed if server["owned"])
     code, out = run(capsys, "server", "retire", owner)
     assert (code, "has nothing left: it may be stopped" in out) == (0, True), out
-    listed = document("server", "list")["servers"]
+    listed = document("server", "list", "--kind", "tserver")["servers"]
     assert next(s["name"] for s in listed if s["owned"]) != owner
     assert document("server", "retire", owner, "--cancel")["retiring"] is False
     assert run(capsys, "server", "retire", "nobody")[0] == 2

@@ -15,6 +15,7 @@ import pytest
 
 from stelae.cli.cluster import check as cli_check
 from stelae.cli.cluster import safekeepers as cli_safekeepers
+from stelae.cli.cluster import servers as cli_servers
 from stelae.cli.cluster import timelines as cli_timelines
 from stelae.cli.cluster.timelines import aborted, is_decided
 from stelae.client.aio import Loop
@@ -44,7 +45,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalCluster], None]:
 
     def open_to(cluster: LocalCluster) -> None:
         monkeypatch.setenv("COLUMNS", "250")
-        for module in (cli_check, cli_safekeepers, cli_timelines):
+        for module in (cli_check, cli_safekeepers, cli_servers, cli_timelines):
             monkeypatch.setattr(module, "open_cluster", lambda _: database_of(cluster))
 
     return open_to
@@ -126,6 +127,36 @@ async def test_safekeepers_and_logs_are_shown_to_people_and_programs(
         await cluster.database.create_table("s", SCHEMA, key="id", durability=segments("disk"))
         (tablet,), (other,) = [await tablets_of(cluster, name) for name in ("w", "s")]
         await asyncio.to_thread(story, Operator(capsys, tablet, other))
+
+
+async def test_a_safekeeper_is_retired_by_its_name(
+    tmp_path: Path, doors: Callable[[LocalCluster], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its logs move to others while rows come; it is refused where too few would be left."""
+    async with local_cluster(tmp_path, safekeepers=4) as cluster:
+        doors(cluster)
+        table = await cluster.database.create_table("w", SCHEMA, key="id", durability=WAL3)
+        (tablet,) = await tablets_of(cluster, "w")
+        first, *_ = members = await members_of(cluster, tablet)
+        names = await names_of(cluster)
+        await table.insert([{"id": n} for n in range(100)])
+
+        async def typed(*arguments: str) -> tuple[int, str]:
+            return await asyncio.to_thread(run, capsys, "server", *arguments)
+
+        code, out = await typed("retire", names[first])
+        assert (code, "has nothing left: it may be stopped" in out) == (0, True), out
+        assert first not in await members_of(cluster, tablet)
+        code, out = await typed("list", "--kind", "safekeeper", "--json")
+        found = {each["name"]: each for each in json.loads(out)["servers"]}
+        assert (found[names[first]]["retiring"], found[names[first]]["logs"]) == (True, 0)
+        code, out = await typed("retire", names[first], "--json")
+        assert (code, json.loads(out)["logs"]) == (0, 0), "again is fine"
+        assert (await typed("retire", names[members[1]]))[0] == 2
+        assert (await cluster.database.safekeepers())[members[1] - 1].record.status == "active"
+        code, out = await typed("retire", names[first], "--cancel", "--json")
+        assert (code, json.loads(out)["retiring"]) == (0, False)
+        assert (await table.scan()).num_rows == 100
 
 
 async def test_ctrl_c_ends_waiting_and_not_the_move(

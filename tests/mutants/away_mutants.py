@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import mutants_of
 
 _DECIDED = ("tests/unit/coordinator/apply/test_away.py",)
+_STOPPED = ("tests/unit/coordinator/apply/test_stops.py",)
+_ONE_SERVER = ("tests/unit/stelae/test_one_server.py",)
 _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
 _FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
 _HELD = ("tests/simulation/recovery/test_lost_backups.py",)
@@ -36,6 +38,19 @@ MUTANTS = [
             ('        if shortage["segments_unheld"]:\n', "        if False:\n"),
             ('if look.status["shortages"] and others', "if False and others"),
             (" and others >= look.copies:", ":"),
+            ("    if half:\n        return", "    if False:\n        return"),
+            ('and not each["successor"] for each', "for each"),
+            ("    if name not in look.there:\n", "    if False:\n"),
+            ("    if starting_s >= START_LIMIT_S:", "    if False:"),
+            ("    if machine in look.away_s:\n", "    if False:\n"),
+            ("if (each.name, each.next) in look.paused", "if False"),
+            ("each if each is first or each.next is Next.WAIT else", "each if True else"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/apply/majorities.py",
+        _DECIDED,
+        [
             ('(timeline.get("sk_set"), timeline.get("new_sk_set"))', '(timeline.get("sk_set"),)'),
             (
                 '(timeline.get("sk_set"), timeline.get("new_sk_set"))',
@@ -45,13 +60,42 @@ MUTANTS = [
             (' and each["uuid"] not in uuids for each in voters)', " for each in voters)"),
             ("2 * live <= len(voters)", "2 * live < len(voters)"),
             ('if each["member"] == "voter"]', "]"),
-            ("    if half:\n        return", "    if False:\n        return"),
-            ('and not each["successor"] for each', "for each"),
-            ("    if name not in look.there:\n", "    if False:\n"),
-            ("    if starting_s >= START_LIMIT_S:", "    if False:"),
-            ("    if machine in look.away_s:\n", "    if False:\n"),
-            ("if (each.name, each.next) in look.paused", "if False"),
-            ("each if each is first or each.next is Next.WAIT else", "each if True else"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/apply/stops.py",
+        _STOPPED,
+        [
+            ("if 2 * len(others) <= len(voters):", "if not others:"),
+            (' and each["voter"]', ""),
+            ("without_replica_majority(status, {uuid})", "without_replica_majority(status, ())"),
+            ("without_log_majority(status, {uuid})", "without_log_majority(status)"),
+            ("    if homeless_one is not None:\n", "    if False:\n"),
+            ("            if len(others) < len(media):\n", "            if False:\n"),
+            (' and not each["retiring"]\n        if not each.get("maintenance")', ""),
+            ('{*media} <= {*each["media"]}', "True"),
+            ("    if kind == ServerKind.CAS_STORE.value:\n", "    if False:\n"),
+        ],
+    ),
+    *mutants_of(
+        "client/admin/servers.py",
+        ("tests/unit/client/test_servers.py",),
+        [
+            ("durability.count > others", "False"),
+            ("v.record.status is SafekeeperStatus.ACTIVE and v is not view", "v is not view"),
+            (" and v is not view", ""),
+            ("        v.is_live and v.record", "        v.record"),
+            ("in (table.durability, table.becoming)", "in (table.durability,)"),
+        ],
+    ),
+    *mutants_of(
+        "stelae/applying/one_server.py",
+        _ONE_SERVER,
+        [
+            ("        self._settle()\n", ""),
+            ("        self._refuse(self._look())  # R1", "        self._look()  # R1"),
+            ("        self._sure()\n        self._hand_over", "        self._hand_over"),
+            ("        self._hand_over(seen)\n", ""),
         ],
     ),
     *mutants_of(

@@ -1,4 +1,4 @@
-"""``stelae server``, ``tablet move``, ``tablet copy``, ``rebalance``: tablet servers and replicas.
+"""``stelae server``, ``tablet move``, ``tablet copy``, ``rebalance``: servers and replicas.
 
 The masters do the work, whoever leads them: a command that waits may be interrupted at any time,
 and given again to see how far it is.
@@ -7,6 +7,7 @@ and given again to see how far it is.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ server_app = typer.Typer(
     name="server",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="List tablet servers, retire them, and put them into maintenance.",
+    help="List servers of all kinds, stop, start, restart and retire them.",
 )
 rebalance_app = typer.Typer(
     name="rebalance",
@@ -50,7 +51,20 @@ tablet_app.add_typer(copy_app)
 CANNOT_LEAVE = 1
 
 Server = Annotated[str, typer.Argument(help="Its name, or its UUID.")]
+Timeout = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
+]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once it is done.")]
+
+
+class Kind(enum.StrEnum):
+    """Kinds of servers, in the order in which they are shown."""
+
+    MASTER = "master"
+    TSERVER = "tserver"
+    BACKUP = "backup"
+    SAFEKEEPER = "safekeeper"
+    CAS_STORE = "cas_store"
 
 
 class Switch(enum.StrEnum):
@@ -64,46 +78,118 @@ class Switch(enum.StrEnum):
 
 
 @server_app.command("list")
-def server_list(where: Where = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Show the tablet servers, what is wanted of each, and how much it has.
+def server_list(
+    kind: Annotated[
+        Kind | None,
+        typer.Option("--kind", "-k", help="Only servers of this kind.", show_default=False),
+    ] = None,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show all servers of all kinds, what is wanted of each, and what each has.
+
+    A server that was stopped by `stelae server stop` is [bold]stopped[/bold]: `stelae server start`
+    starts it. One that is to leave shows what it waits for.
 
     \b
     stelae server list
-    stelae server list --json | jq '.servers[] | select(.retiring) | .replicas'
+    stelae server list --kind tserver
+    stelae server list --json | jq '.servers[] | select(.retiring) | {name, waits}'
     """
     with open_cluster(where) as database:
-        servers = database.tservers()
+        servers = database.servers("" if kind is None else kind.value)
     if as_json:
         print_json({"servers": servers})
-    else:
-        _show_servers(servers)
+        return
+    for each in Kind:
+        if shown := [server for server in servers if server["kind"] == each.value]:
+            _show_kind(each, shown)
 
 
-def _show_servers(servers: list[dict[str, Any]]) -> None:
+def _show_kind(kind: Kind, servers: list[dict[str, Any]]) -> None:
+    """One table for servers of one kind, which all have the same."""
+    has = _HAVE[kind]
     rows = [
         [
             server["name"],
-            server["state"] + "".join(f", {word}" for word in _marks(server)),
+            _state(server),
             server["address"],
             f"{server['rack']}/{server['node']}" if server["rack"] else server["node"],
-            server["replicas"],
-            server["leads"],
-            server["owned"],
-            f"{server['load_per_s']:,.0f}",
-            megabytes(server["memory_bytes"]),
+            *(cell(server) for cell in has.values()),
             server["uuid"],
         ]
         for server in servers
     ]
-    columns = [
-        "server", "state", "address", "node", "replicas", "leads", "owned", "calls/s", "memory",
-        "uuid",
-    ]  # fmt: skip
-    print_table("tablet servers", columns, rows)
+    print_table(_TITLES[kind], ["server", "state", "address", "node", *has, "uuid"], rows)
+
+
+def _show_servers(servers: list[dict[str, Any]]) -> None:
+    _show_kind(Kind.TSERVER, servers)
+
+
+def _state(server: dict[str, Any]) -> str:
+    """Whether it lives, what is wanted of it, and what that waits for."""
+    words = [server["state"], server.get("role", ""), *_marks(server)]
+    status = server.get("status", "")
+    if status and status != "active":
+        words.append(status)
+    text = ", ".join(dict.fromkeys(filter(None, words)))
+    return f"{text}: {server['waits']}" if server.get("waits") else text
 
 
 def _marks(server: dict[str, Any]) -> list[str]:
     return [word for word in ("retiring", "maintenance") if server[word]]
+
+
+def _memory(server: dict[str, Any]) -> str:
+    size_bytes = server.get("memory_bytes")
+    return "" if size_bytes is None else megabytes(size_bytes)
+
+
+def _media(server: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name}: {megabytes(medium['used_bytes'])} used, {megabytes(medium['free_bytes'])} free"
+        for name, medium in server.get("media", {}).items()
+        if medium["used_bytes"] is not None and medium["free_bytes"] is not None
+    )
+
+
+def _logs(server: dict[str, Any]) -> str:
+    broken = server.get("broken_logs", 0)
+    return _of("logs")(server) + (f", {broken} broken" if broken else "")
+
+
+def _of(key: str) -> Callable[[dict[str, Any]], str]:
+    """A figure; empty where it is not known, as of a server that was never heard."""
+    return lambda server: "" if server.get(key) is None else str(server[key])
+
+
+def _load(server: dict[str, Any]) -> str:
+    return f"{server['load_per_s']:,.0f}" if "load_per_s" in server else ""
+
+
+_TITLES = {
+    Kind.MASTER: "masters",
+    Kind.TSERVER: "tablet servers",
+    Kind.BACKUP: "backups",
+    Kind.SAFEKEEPER: "safekeepers",
+    Kind.CAS_STORE: "configuration stores",
+}
+_HAVE: dict[Kind, dict[str, Callable[[dict[str, Any]], str]]] = {
+    Kind.MASTER: {},
+    Kind.TSERVER: {
+        "replicas": _of("replicas"),
+        "leads": _of("leads"),
+        "owned": _of("owned"),
+        "calls/s": _load,
+        "memory": _memory,
+    },
+    Kind.BACKUP: {"segments": _of("segments"), "media": _media, "memory": _memory},
+    Kind.SAFEKEEPER: {"id": _of("safekeeper_id"), "logs": _logs, "memory": _memory},
+    Kind.CAS_STORE: {"memory": _memory},
+}
+"""What servers of a kind have, by the column that shows it."""
 
 
 @server_app.command("retire")
@@ -117,7 +203,7 @@ def server_retire(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Move everything off a tablet server or backup; then it may be stopped for good.
+    """Move everything off a server; then it may be stopped for good.
 
     It gets nothing new from now on. Replicas are moved while they serve. Tablets of tables with
     segments are closed and recovered elsewhere from their backups, one at a time: a short pause for
@@ -127,6 +213,10 @@ def server_retire(
     One that is away ends once all that it had is elsewhere. A backup that has what no other one
     has keeps the command for two minutes; then it says what helps.
 
+    A safekeeper's logs are moved to others; it is refused where too few others are left for a
+    table. A master hands over, leaves the set, and ends, as by `stelae master remove`: there is
+    nothing to take back. The configuration store stays.
+
     Exit code 1: it has tablets that cannot leave, because their rows are in its memory only; the
     text names their tables.
 
@@ -134,6 +224,7 @@ def server_retire(
     stelae server retire tserver-3
     stelae server retire tserver-3 --no-wait
     stelae server retire tserver-3 --cancel
+    stelae server retire safekeeper-2
     """
     with open_cluster(where) as database, progress_bar(f"retiring {server}") as tell:
         found = database.retire_server(
@@ -154,7 +245,9 @@ def retired(found: ServerProgress) -> str:
     name = found.mark.name
     if not found.mark.retiring:
         return f"{name} is not to be retired any more"
-    left = found.replicas + found.segments
+    if found.mark.kind is ServerKind.MASTER:
+        return f"{name} has left the set of masters, and its process has ended"
+    left = found.replicas + found.segments + found.logs
     left += found.tablets + found.indexlets if found.is_live else 0
     if left:
         why = f"; {found.problem}" if found.problem else ""
@@ -177,6 +270,7 @@ def _described(found: ServerProgress) -> dict[str, Any]:
         "owned": found.tablets,
         "indexlets": found.indexlets,
         "segments": found.segments,
+        "logs": found.logs,
         "bound": found.bound,
         "problem": found.problem,
     }
@@ -185,9 +279,7 @@ def _described(found: ServerProgress) -> dict[str, Any]:
 @server_app.command("restart")
 def server_restart(
     server: Server,
-    timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
-    ] = 120.0,
+    timeout: Timeout = 120.0,
     where: Where = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -207,6 +299,61 @@ def server_restart(
         database.restart_server(server, progress=lambda text: tell(0, 0, text), timeout=timeout)
     if as_json:
         print_json({"server": server, "restarted": True})
+    else:
+        make_console().print(f"{server} is back", markup=False)
+
+
+@server_app.command("stop")
+def server_stop(
+    server: Server,
+    timeout: Timeout = 120.0,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """End a server of whatever kind in order; Ray does not start it again.
+
+    It hands its leaderships over first. It stays in the cluster's spec, with its folder and its
+    UUID: `stelae server start` starts it again, and so does `stelae apply`. Meanwhile the cluster
+    does without it as without any server that is away: after a while replicas, segments and logs
+    are made again on others. `stelae server maintenance NAME on` before it keeps a tablet server's
+    replicas where they are.
+
+    It is refused, with the tables, where a table would have too few servers, where nobody else has
+    what it has in its memory, and while anything is missing. Given again it goes on.
+
+    \b
+    stelae server stop backup-2
+    stelae server start backup-2
+    """
+    with open_cluster(where) as database, progress_bar(f"stopping {server}") as tell:
+        database.stop_server(server, progress=lambda text: tell(0, 0, text), timeout=timeout)
+    if as_json:
+        print_json({"server": server, "stopped": True})
+    else:
+        again = f"`stelae server start {server}` starts it again"
+        make_console().print(f"{server} is stopped; {again}", markup=False, soft_wrap=True)
+
+
+@server_app.command("start")
+def server_start(
+    server: Server,
+    timeout: Timeout = 120.0,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Start a server that was stopped, in its folder and with its UUID; wait until it takes part.
+
+    One that runs is only waited for.
+
+    \b
+    stelae server start backup-2
+    """
+    with open_cluster(where) as database, progress_bar(f"starting {server}") as tell:
+        database.start_server(server, progress=lambda text: tell(0, 0, text), timeout=timeout)
+    if as_json:
+        print_json({"server": server, "started": True})
     else:
         make_console().print(f"{server} is back", markup=False)
 
@@ -259,6 +406,9 @@ def tablet_move(
 
     The masters do it, whoever leads them. While it lasts this shows how far it is, and what it
     waits for; --cancel gives it up, and lets go of what has been copied.
+
+    How many replicas a tablet has is its table's durability: `stelae table alter TABLE --replicas
+    5` adds two to each of its tablets, and 3 removes them again.
 
     \b
     stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-1 tserver-4

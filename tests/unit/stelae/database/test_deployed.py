@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from stelae.applying import replacing, spec_operations
+from stelae.applying import processes, replacing, spec_operations
 from stelae.cli.output import show_status
 from stelae.client.check.check import CheckReport
+from stelae.client.check.status import problems_of
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import DeadlineExpired
 from stelae.database.deployed import (
@@ -21,6 +23,7 @@ from stelae.database.deployed import (
     deployed_lines,
     front_of,
     front_problems,
+    stopped_of,
     with_front,
 )
 from stelae.deploy import ray_session
@@ -55,6 +58,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_session, "join_ray", joined.append)
     monkeypatch.setattr(spec_operations, "ask_away", lambda cluster, timeout_s: AWAY)
+    monkeypatch.setattr(processes, "wanted_and_there", lambda cluster, home: (["a", "b"], ["a"]))
     return joined
 
 
@@ -78,6 +82,28 @@ def test_who_is_away_is_asked_only_where_a_server_is_dead_or_half_replaced(
     half = {**LIVE, "replaced": [{"successor": ""}]}
     assert away_of(of, half, join=True) == AWAY, "its replacement is half done"
     assert away_of(of, {**LIVE, "replaced": [{"successor": "new"}]}, join=True) is None
+
+
+def test_a_stopped_server_is_told_from_a_dead_one(
+    tmp_path: Path,
+    no_ray: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where Ray is. Without it, or where nobody says what the cluster is to have, it is dead."""
+    of = database(str(tmp_path))
+    assert stopped_of(of, LIVE, join=True) == []
+    assert stopped_of(of, DEAD) == []
+    assert not no_ray
+    assert stopped_of(of, DEAD, join=True) == ["b"]
+    assert no_ray == ["ray:1"]
+    told = problems_of({**DEAD, "tablets": [], "stopped": ["b"]})
+    assert told[0] == "b is stopped: `stelae server start b` starts it again"
+    assert problems_of({**DEAD, "tablets": []})[0] == "b is dead"
+    show_status({**DEAD, "stopped": ["b"]}, told)
+    assert re.search(r"\bb +stopped", capsys.readouterr().out)
+    monkeypatch.setattr(processes, "wanted_and_there", MagicMock(side_effect=ValueError("{")))
+    assert stopped_of(of, DEAD, join=True) == []
 
 
 def test_a_library_call_joins_no_ray(
@@ -128,13 +154,14 @@ def test_files_are_read_where_they_are(tmp_path: Path, no_ray: list[str]) -> Non
     three = status_of(a="live", b="live", c="live")
     assert deployed(database(str(tmp_path)), three) == {
         "away": None,
+        "stopped": [],
         "http": {"state": "serving", "url": URL, "problem": ""},
         "warnings": [],
     }
     three["servers"][2]["node"] = "b"
     (told,) = deployed(database(str(tmp_path)), three)["warnings"]
     assert told.startswith("servers are on 2 nodes, too few for the copies of masters (3)")
-    unknown: dict[str, Any] = {"away": None, "http": None, "warnings": []}
+    unknown: dict[str, Any] = {"away": None, "stopped": [], "http": None, "warnings": []}
     assert deployed(database(), three) == unknown
     del spec["placement"]
     keep_spec(tmp_path, load_spec(spec), is_done=True)
