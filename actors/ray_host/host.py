@@ -346,10 +346,10 @@ async def _measure(server: Server, metrics: RayMetrics, plan: ServerPlan) -> Non
                 recoveries.tell(tracing.active, coordinator.recoveries.describe())
             metrics.flush()
             metrics.tell_gauges()
-            if ray.is_initialized():
-                title_as(plan.cluster, plan.name)
             if isinstance(server, Measured):
                 server.measure()
+            if ray.is_initialized():  # last: another Ray may have no such call
+                title_as(plan.cluster, plan.name)
         except Exception as error:
             if repr(error) != problem:
                 logger.exception("the metrics are not complete")

@@ -13,6 +13,7 @@ decimal                text
 time, duration         the integer that Arrow stores
 interval               array of months, days, nanoseconds
 list; struct; map      array; object; array of [key, value]
+dictionary             as its values
 uuid                   text; other extension types are shown as their storage
 null                   null
 =====================  ==================================================================
@@ -42,6 +43,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stelae.core.errors import InvalidArgument
+from stelae.core.schema.casts import is_bytes
 from stelae.core.schema.schema import is_plain_type
 from stelae.core.schema.values import from_wire, to_wire
 
@@ -64,7 +66,9 @@ def to_json_value(value: Any, kind: pa.DataType) -> Any:
         if math.isfinite(number):
             return number
         return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-    if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_dictionary(kind):
+        return to_json_value(value, kind.value_type)
+    if is_bytes(kind):
         return base64.b64encode(value).decode()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         # Python's calendar ends; NumPy's text has no zone, and Python does not read its years.
@@ -85,6 +89,8 @@ def column_to_json(column: pa.Array) -> list[Any]:
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if pa.types.is_dictionary(kind):
+        return column_to_json(column.dictionary_decode())
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
@@ -159,7 +165,9 @@ def from_json_value(value: Any, kind: pa.DataType, what: str) -> Any:
     """
     if value is None:
         return None
-    if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_dictionary(kind):
+        return from_json_value(value, kind.value_type, what)
+    if is_bytes(kind):
         return _from_base64(value, what)
     if pa.types.is_floating(kind) and isinstance(value, str):
         if value not in _SPECIAL:

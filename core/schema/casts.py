@@ -35,6 +35,16 @@ _FAMILIES: dict[str, tuple[Predicate, ...]] = {
 """Types within a family are cast to each other where that loses nothing."""
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are text, in any of Arrow's layouts; a dictionary is not."""
+    return any([check(kind) for check in _FAMILIES["text"]])
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes, in any of Arrow's layouts; a dictionary is not."""
+    return any([check(kind) for check in _FAMILIES["bytes"]])
+
+
 def exact_cast(column: pa.Array, wanted: pa.DataType, what: str, first_row: int = 0) -> pa.Array:
     """The column in type ``wanted``; ``what`` and ``first_row`` name its values in messages.
 

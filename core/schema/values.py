@@ -247,12 +247,10 @@ def batch_to_rows(batch: pa.RecordBatch) -> list[WireRow]:
 
 
 def wire_values(column: pa.Array) -> list[Any]:
-    """The wire values of a column of a plain type."""
+    """The wire values of a column of a plain type; of others what `exact_array` takes."""
     kind = column.type
-    if pa.types.is_date32(kind):
-        column = column.view(pa.int32())
-    elif pa.types.is_temporal(kind):
-        column = column.view(pa.int64())
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]
     return column.to_pylist()  # type: ignore[no-any-return]

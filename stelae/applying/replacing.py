@@ -45,7 +45,7 @@ from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
 from stelae.deploy import launcher, machines, node_checks, nodes
 from stelae.deploy.asked import kept_spec
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.cluster_files import home_of, publish, refresh
 from stelae.deploy.cluster_state import ClusterState, load_state
 from stelae.deploy.locks import is_locked
@@ -192,7 +192,7 @@ class Replacing:
 
     def _look(self, database: ChangedCluster, known: Known) -> Look:
         spec, placed = known.spec, placed_servers(known)
-        status = database._loop.run(database._database.status())
+        status = masters_status(database)
         actors = cluster_actors(database.cluster)
         half, now = half_replaced(status), self._now()
         self._half = half

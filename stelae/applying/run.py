@@ -44,7 +44,7 @@ from stelae.core.current import CURRENT
 from stelae.core.errors import InvalidArgument, RetryLater, SpecChanged
 from stelae.core.records.records import ServerKind
 from stelae.deploy import asked, cluster_state, launcher, machines, ray_session
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.cluster_files import home_of, publish, refresh
 from stelae.deploy.masters import list_masters
 from stelae.deploy.node_checks import log_unchecked
@@ -199,7 +199,7 @@ class _Apply:
         members = {member["name"] for member in list_masters(database)}
         self._looked = self._plans()
         others = others_present(database.cluster, self._state())
-        status = self._status = database.status()  # after what may take long: marks are in it
+        status = self._status = masters_status(database)  # after what may take long: it has marks
         present = Present(
             servers_that_are(
                 self._looked, members, status, machines.away(self._spec, self._state())

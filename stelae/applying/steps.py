@@ -31,7 +31,7 @@ from stelae.core.errors import (
 )
 from stelae.core.records.records import ServerKind
 from stelae.deploy import launcher, locks
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.cluster_files import publish
 from stelae.deploy.masters import add_master, end_stray, list_masters, remove_master
 from stelae.deploy.restarts import HAND_OVER_S, TAKES_PART, what_is_missing
@@ -219,7 +219,7 @@ class Steps:
             self._add_master(step)
             return
         plan = self._plans[step.name]
-        if step.name in half_replaced(self._database.status()) and (
+        if step.name in half_replaced(masters_status(self._database)) and (
             step.name not in cluster_actors(plan.cluster)
         ):
             # What is in its folder on that machine is of the server that was fenced.
@@ -277,7 +277,7 @@ class Steps:
         actor = cluster_actors(self._database.cluster).get(step.name)
         if actor is None:
             return  # it has ended meanwhile: the next look says what is to be done
-        seen = _live(self._database.status(), step.name)
+        seen = _live(masters_status(self._database), step.name)
         if step.kind in (ServerKind.TSERVER.value, ServerKind.MASTER.value):
             with contextlib.suppress(ray.exceptions.RayError):  # it may be dead; then others lead
                 ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
@@ -314,7 +314,7 @@ class Steps:
                 why = f": {seen.problem}" if seen.problem else ""
                 self._tell(f"{step}: {left} {what} are left{why}")
 
-            dead = _dead_uuid(self._database.status(), step.name)
+            dead = _dead_uuid(masters_status(self._database), step.name)
             wait, server = not dead or step.kind == ServerKind.TSERVER.value, dead or step.name
             self._database.retire_server(server, wait=wait, progress=progress, timeout=self._left_s)
             return
@@ -362,7 +362,7 @@ class Steps:
         """Until nothing is missing. Raises RetryLater: not in time; the text says what is."""
         while True:
             try:
-                why = missing(self._database.status())
+                why = missing(masters_status(self._database))
             except StelaeError as error:
                 why = str(error)
             if not why:

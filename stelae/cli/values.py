@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from stelae.client.http.json_values import from_json_value, from_path_text
 from stelae.core.errors import ColumnNotFound, InvalidArgument
+from stelae.core.schema.casts import is_bytes, is_text
 from stelae.core.schema.schema import type_named
 
 _NOT_NULL = " not null"
@@ -68,18 +69,20 @@ def plain_value(text: str, kind: pa.DataType, what: str) -> Any:
 
     Text is taken as it stands. Raises `InvalidArgument`: it does not fit the type.
     """
-    if pa.types.is_string(kind):
+    if pa.types.is_dictionary(kind):
+        return plain_value(text, kind.value_type, what)
+    if is_text(kind):
         return text
     if pa.types.is_floating(kind):
         return _floating(text, kind, what)
-    if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if is_bytes(kind):
         return from_path_text(text.replace("+", "-").replace("/", "_"), pa.binary(), what)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return from_path_text(text, kind, what)
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         return from_json_value(int(text) if _INTEGER.fullmatch(text) else text, kind, what)
-    is_text = pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind)
-    if is_text or kind == pa.uuid():
+    is_moment = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    if is_moment or pa.types.is_decimal(kind) or kind == pa.uuid():
         return from_json_value(text, kind, what)
     try:
         return from_json_value(msgspec.json.decode(text), kind, what)
@@ -108,7 +111,7 @@ def literal_value(text: str, kind: pa.DataType, what: str) -> Any:
         try:
             text = msgspec.json.decode(text, type=str)
         except msgspec.MsgspecError:
-            if not pa.types.is_string(kind):
+            if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
                 raise InvalidArgument(f"{what}: {text[:80]!r}: a quote is missing") from None
     return plain_value(text, kind, what)
 

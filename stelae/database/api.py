@@ -568,7 +568,7 @@ class Database(Operations, DatabaseIndexes, Backups):
         from stelae.database.html_views import database_html, unreachable_html
 
         try:
-            return database_html(self.cluster, self.status())
+            return database_html(self.cluster, self._loop.run(self._database.status()))
         except StelaeError as error:
             return unreachable_html(self.cluster, error)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.core.messages.operators import ServerProgress
 
 
@@ -28,8 +29,6 @@ class ChangedCluster(Connected, Protocol):
     ray_address: str
     home: str
 
-    def status(self, *, timeout: float = ...) -> dict[str, Any]: ...
-
     def turn(self, what: str, by: str = "") -> AbstractContextManager[Callable[[], None]]: ...
 
     def retire_server(
@@ -43,3 +42,12 @@ class ChangedCluster(Connected, Protocol):
     ) -> ServerProgress: ...
 
     def set_safekeeper_status(self, safekeeper: int | str, status: str) -> object: ...
+
+
+def masters_status(database: Connected, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
+    """The status document, of the masters alone, for whatever polls it.
+
+    `Database.status` adds for people what `stelae.database.deployed` asks of an actor for up to
+    seconds while a server is dead: a loop that waits for a restart would wait for that each time.
+    """
+    return database._loop.run(database._database.status(timeout=timeout))

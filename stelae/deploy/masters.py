@@ -24,7 +24,7 @@ from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.masters import MasterSet
 from stelae.core.records.records import MasterMember, ServerKind, ServerState
 from stelae.deploy import cluster_state, launcher, locks, machines, ray_session
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.cluster_files import home_of, publish
 from stelae.runtime.free_ports import free_port
 
@@ -131,7 +131,9 @@ def scale_masters(database: ChangedCluster, count: int, progress: Any = lambda t
             progress(f"adding a master: {len(members)} of {count}")
             add_master(database)
             continue
-        status = {s["uuid"]: s for s in database.status()["servers"] if s["kind"] == "master"}
+        status = {
+            s["uuid"]: s for s in masters_status(database)["servers"] if s["kind"] == "master"
+        }
 
         def worth(member: dict[str, Any], seen: dict[str, Any] = status) -> tuple[bool, bool, int]:
             """The dead go before the living, the newest before the oldest, the leader last."""

@@ -19,7 +19,7 @@ from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
 from stelae.core.records.records import ServerKind, TableRecord
 from stelae.core.schema.durability import Durability, Segments, media_of
 from stelae.deploy import ray_session
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 
 if TYPE_CHECKING:
     from stelae.actors.backup.frames import MediumSpec
@@ -43,7 +43,7 @@ def restart_server(
     somebody else starts or ends servers."""
     if not ray.is_initialized():
         ray_session.join_ray(database.ray_address)
-    status = database.status(timeout=timeout)
+    status = masters_status(database, timeout=timeout)
     found = find_server(status, server)
     name = found["id"]
     actor = cluster_actors(database.cluster).get(name)
@@ -65,7 +65,7 @@ def _restart(
     timeout: float,
 ) -> None:
     deadline = time.monotonic() + timeout
-    found = find_server(database.status(timeout=timeout), server)
+    found = find_server(masters_status(database, timeout=timeout), server)
     actor = cluster_actors(database.cluster).get(found["id"])
     if actor is None:
         raise InvalidArgument(f"{found['id']} does not run in this Ray")
@@ -80,7 +80,7 @@ def _restart(
     while time.monotonic() < deadline:
         time.sleep(POLL_S)
         try:
-            missing = what_is_missing(database.status(), found["uuid"], found["incarnation"])
+            missing = what_is_missing(masters_status(database), found["uuid"], found["incarnation"])
         except StelaeError as error:
             missing = str(error)
         if not missing:

@@ -6,8 +6,14 @@ import datetime
 import io
 import json
 import math
+import os
+import stat
 import sys
+import threading
+import uuid
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stelae.cli.files import importing, reading, writing
-from stelae.cli.files.formats import Format, is_one_file
+from stelae.cli.files.formats import Format, Input, is_one_file
 from stelae.core.errors import InvalidArgument, Unavailable
 from stelae.database.api import Database
 from tests.front.cli_here import DISK, Run, done, lines_of, make, row_of
@@ -48,6 +54,7 @@ NESTED: list[tuple[pa.DataType, list[Any]]] = [
     (pa.list_(pa.int32()), [[], [1, None]]),
     (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x"]}]),
     (pa.map_(pa.string(), pa.float64()), [[("k", 1.5)]]),
+    (pa.list_(pa.large_binary()), [[b"\x00\xff", None]]),
 ]
 
 
@@ -130,6 +137,41 @@ def test_a_file_in_many_pieces_is_read_and_written_in_bounded_memory(
         assert scanned(small_database, kind) == rows
 
 
+def test_rows_that_parquet_keeps_in_a_few_bytes_are_read_in_bounded_pieces(tmp_path: Path) -> None:
+    """One long text of all rows is in the file once. A piece ends by the bytes that its rows have
+    then, also with a dictionary, and with nested values."""
+    count, text = 4000, "x" * 20_000
+    texts = pa.array([text]).take(pa.array([0] * count))
+    for name, column in {
+        "plain": texts,
+        "coded": texts.dictionary_encode(),
+        "nested": pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), texts),
+    }.items():
+        file = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"t": column}), file)
+        assert file.stat().st_size < 1 << 20
+        with reading.row_file(str(file), Format.PARQUET, "") as source:
+            pieces = [(piece.num_rows, piece.nbytes) for piece in source.pieces(WORDS, {})]
+        assert sum(rows for rows, _ in pieces) == count
+        assert max(rows for rows, _ in pieces) * len(text) < 2 * reading.PIECE_BYTES, name
+        assert max(size_bytes for _, size_bytes in pieces) < 2 * reading.PIECE_BYTES, name
+
+
+def test_small_rows_of_parquet_are_many_in_a_piece(tmp_path: Path) -> None:
+    """Calls of a hundred rows would take long; rows of nulls have an end, too."""
+    pq.write_table(pa.table({"id": range(300_000)}), tmp_path / "t.parquet")
+    pq.write_table(pa.table({"n": pa.nulls(300_000)}), tmp_path / "n.parquet")
+    for name in ("t", "n"):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            reading.row_file(str(tmp_path / f"{name}.parquet"), Format.PARQUET, "") as source,
+        ):
+            patch.setattr(reading, "PIECE_BYTES", 1 << 17)
+            sizes = [piece.num_rows for piece in source.pieces(WORDS, {})]
+        assert sum(sizes) == 300_000
+        assert 10_000 < max(sizes) < 140_000, name
+
+
 # ---- new tables -----------------------------------------------------------------------------
 
 
@@ -193,6 +235,8 @@ def test_the_types_of_text_are_those_that_keep_it(
         ("t.csv", "", 2, "is empty: its first line names the columns"),
         ("t.csv", "id,word\n1,a,b\n", 2, "Expected 2 columns, got 3"),
         ("t.csv", b"id,word\n1,\xff\n", 2, "UTF8"),
+        ("t.csv", b"id,w\xf6rd\n1,a\n", 2, "the name of column 2 is not UTF-8: b'w\\xf6rd'"),
+        ("t.csv", "id,word\n1,a\n".encode("utf-16"), 2, "the name of column 1 is not UTF-8"),
         ("t.ndjson", '{"id": 1}\n{"id": "2"}\n', 2, "column 'id', line 2"),
         ("t.ndjson", '{"id": 1}\n\n{"word": "x"}\n', 2, "column 'id', line 3: it may not be null"),
         ("t.ndjson", '{"id": 1}\n[2]\n', 2, "line 2: it is no JSON object"),
@@ -255,6 +299,27 @@ def test_an_import_that_ends_early_says_how_far_it_came(
     assert len(table) == 100
 
 
+def test_the_advice_after_bad_data_can_be_followed(
+    run_here: Run, small_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inserts of rows that are there are refused: once some are, the same command is no way out."""
+    table = make(small_database, "t", WORDS, "id")
+    monkeypatch.setattr(reading, "PIECE_BYTES", 200)
+    file = tmp_path / "t.csv"
+    lines = ["id,word", *[f"{n},w{n}" for n in range(100)]]
+    command = ("table", "import", "t", str(file), "--mode", "insert")
+    for bad, said in ((1, "mend the file, and give the command again"), (60, "with --mode upsert")):
+        file.write_text("\n".join([*lines[:bad], "x,y", *lines[bad:]]) + "\n")
+        code, _, err = run_here(*command)
+        told = " ".join(err.split())
+        assert (code, said in told, "--mode upsert" in told) == (2, True, len(table) > 0), err
+    assert 0 < len(table) < 60
+    file.write_text("\n".join(lines) + "\n")
+    assert run_here(*command)[0] == 1
+    done(run_here, *command[:-2], "--mode", "upsert")
+    assert len(table) == 100
+
+
 def test_ctrl_c_says_how_far_an_import_came(
     run_here: Run, small_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,22 +360,61 @@ def test_an_export_has_its_name_when_it_is_whole(
     file.write_text("mine")
     code, _, err = run_here("table", "export", "t", str(file))
     assert (code, "say --replace" in err) == (2, True)
-    real = writing.CsvWriter.close
 
-    def failing(self: Any) -> None:
+    def failing(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing.CsvWriter, "close", failing)
+    # The exporter's alone: the servers of this process sync as usual.
+    monkeypatch.setattr(writing, "os", SimpleNamespace(**{**vars(os), "fsync": failing}))
     code, _, err = run_here("table", "export", "t", str(file), "--replace")
     assert (code, "No space left" in err, "internal error" in err) == (1, True, False), err
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("t.csv", "mine")]
-    monkeypatch.setattr(writing.CsvWriter, "close", real)
+    monkeypatch.setattr(writing, "os", os)
     told = json.loads(done(run_here, "table", "export", "t", str(file), "--replace", "--json"))
     assert told == {"table": "t", "rows": 10, "file": str(file), "format": "csv"}
     assert file.read_text().startswith('"id","word"\n')
     assert len(file.read_text().splitlines()) == 11
     code, _, err = run_here("table", "export", "t", str(tmp_path / "no" / "t.csv"))
     assert (code, "cannot be written" in err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "ndjson"])
+def test_pipes_devices_and_links_are_written_to_and_stay(
+    run_here: Run, small_database: Database, tmp_path: Path, kind: str
+) -> None:
+    """A regular file put in the place of /dev/null would fill the disk of every program after."""
+    fill(small_database, "t", 10)
+    pipe, file, link = tmp_path / "pipe", tmp_path / "file", tmp_path / "link"
+    os.mkfifo(pipe)
+    file.write_bytes(b"mine")
+    link.symlink_to(file)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    export = ("table", "export", "t", "--format", kind, "--replace")
+    for place in (pipe, link, "/dev/null"):
+        assert done(run_here, *export, str(place)) == f"10 rows of t are in {place}\n"
+    reader.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    assert read == [file.read_bytes()]
+    assert Path("/dev/null").is_char_device()
+    code, _, err = run_here(*export, "/dev/full")
+    assert (code, "No space left on device" in err, "internal error" in err) == (1, True, False)
+    code, _, err = run_here(*export, str(tmp_path))
+    assert (code, "is no file, and is not replaced" in err) == (2, True), err
+    code, _, err = run_here("table", "export", "t", "/dev/null", "--format", kind)
+    assert (code, "say --replace" in err) == (2, True), err
+
+
+def test_a_failure_to_read_rows_is_not_told_as_one_of_the_disk(tmp_path: Path) -> None:
+    """A broken connection has the same family in Python as a full disk."""
+    with (
+        pytest.raises(ConnectionResetError),
+        writing.target_file(str(tmp_path / "t.csv"), replace=False),
+    ):
+        raise ConnectionResetError(104, "Connection reset by peer")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -353,6 +457,67 @@ def test_defaults_fill_what_json_leaves_out(
     assert scanned(small_database, "t")["word"].to_pylist() == ["none", None, "none"]
     out = done(run_here, "table", "scan", "t", "--where", "id >= 2")
     assert sorted(row["id"] for row in lines_of(out)) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"),
+    [
+        (pa.int8(), -1),
+        (pa.uint64(), (1 << 64) - 1),
+        (pa.bool_(), True),
+        (pa.float16(), 0.5),
+        (pa.float32(), 1.5),
+        (pa.float64(), -math.inf),
+        (pa.string(), "abc"),
+        (pa.large_string(), "abc"),
+        (pa.binary(), b"abc"),
+        (pa.binary(3), b"abc"),
+        (pa.large_binary(), b"abc"),
+        (pa.date32(), datetime.date(2026, 1, 2)),
+        (pa.date64(), datetime.date(2026, 1, 2)),
+        (pa.timestamp("us"), datetime.datetime(2026, 1, 2, 3)),
+        (pa.timestamp("ns", "UTC"), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
+        (pa.time32("s"), datetime.time(1, 2)),
+        (pa.time64("us"), datetime.time(1, 2, 3, 4)),
+        (pa.duration("s"), datetime.timedelta(seconds=5)),
+        (pa.duration("ns"), datetime.timedelta(microseconds=5)),
+        (pa.month_day_nano_interval(), pa.MonthDayNano([1, 2, 3])),
+        (pa.decimal128(10, 2), Decimal("2.50")),
+        (pa.uuid(), uuid.UUID(int=5)),
+        (pa.list_(pa.binary()), [b"abc"]),
+        (pa.struct([("a", pa.date32())]), {"a": datetime.date(2026, 1, 2)}),
+        (pa.map_(pa.string(), pa.binary()), [("k", b"abc")]),
+        (pa.dictionary(pa.int32(), pa.binary()), b"abc"),
+    ],
+    ids=lambda each: str(each) if isinstance(each, pa.DataType) else "",
+)
+def test_a_default_of_any_type_stands_next_to_values_of_json(
+    run_here: Run, small_database: Database, tmp_path: Path, kind: pa.DataType, default: Any
+) -> None:
+    """A default is no JSON: it is not read as base64, as text of a decimal, as an integer."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", kind)])
+    table = make(small_database, "t", schema, "id")
+    table.alter(defaults={"v": default})
+    table.upsert([{"id": 1}])
+    lines = done(run_here, "table", "scan", "t", "--json")
+    (tmp_path / "t.ndjson").write_text(lines.replace('"id":1', '"id":2') + '{"id": 3}\n')
+    done(run_here, "table", "import", "t", str(tmp_path / "t.ndjson"))
+    found = scanned(small_database, "t")["v"]
+    assert found.null_count == 0
+    assert found.slice(0, 1).equals(found.slice(1, 1))
+    assert found.slice(0, 1).equals(found.slice(2, 1))
+
+
+def test_rows_after_many_blank_lines_are_read() -> None:
+    """No row in a piece is not the end of the file."""
+    blank = (b" " * 1023 + b"\n") * (reading.PIECE_BYTES >> 10)
+    for data, count in ((b'{"id": 1}\n' + blank + b'{"id": 2}\n', 2), (blank + b'{"id": 1}\n', 1)):
+        rows = reading.JsonRows("x", Input(io.BytesIO(data), 0))
+        assert rows.columns() == pa.schema([("id", pa.int64())])
+        assert sum(piece.num_rows for piece in rows.pieces(WORDS, {})) == count
+    text = b"id,word\n" + blank.replace(b" ", b"") + b"\n" * (reading.PIECE_BYTES + 10) + b"1,a\n"
+    table = reading.CsvRows("x", Input(io.BytesIO(text), 0), "")
+    assert sum(piece.num_rows for piece in table.pieces(WORDS, {})) == 1
 
 
 def test_a_row_of_json_may_not_be_longer_than_its_bound(

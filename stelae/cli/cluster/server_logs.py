@@ -3,7 +3,8 @@
 Each node reads its own files (`read_log`), by the links that servers make there
 (`stelae.actors.ray_host.own_log`): this process those of its own node, a short task those of each
 other one. A server that was started several times has several files, and all are read, oldest
-first. Memory is bounded by the number of lines that are asked for.
+first. Nodes of one machine share a folder, which is told once. Memory is bounded by the number of
+lines that are asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from stelae.actors.ray_host.own_log import PREFIX, SUFFIX, link_name, logs_folde
 from stelae.core.errors import InvalidArgument
 from stelae.deploy import nodes
 from stelae.deploy.machines import NODE_ID
+from stelae.runtime.processes import boot_id
 
 FOLLOW_PAUSE_S = 1.0
 """Between looks for new lines."""
@@ -49,7 +51,7 @@ class Wanted:
     read: Mapping[str, int] = field(default_factory=dict)
     """How many bytes of each file were read before; the others are new."""
     is_first: bool = True
-    """Whether this look is not one of those that follow: files are read to their ends then."""
+    """Whether the node was not read before: files are read to their ends then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Found:
     """See `Wanted.read`. Empty: the node has no log of this server."""
     servers: tuple[str, ...] = ()
     """Of this cluster, those whose logs it has."""
+    place: str = ""
+    """Which folder of which machine was read; empty: one that no other node has."""
 
 
 # ---- on each node ---------------------------------------------------------------------------
@@ -68,7 +72,15 @@ class Found:
 
 def read_log_here(wanted: Wanted) -> Found:
     """Runs on a node: what Ray's session there has."""
-    return read_log(logs_folder(), wanted)
+    folder = logs_folder()
+    return replace(read_log(folder, wanted), place=place_of(folder))
+
+
+def place_of(folder: Path) -> str:
+    """Names a folder among those of all machines. Its path is the same on each of Ray's machines,
+    and machines and containers may have the same name."""
+    found = folder.stat()
+    return f"{boot_id()} {found.st_dev}:{found.st_ino}"
 
 
 def read_log(folder: Path, wanted: Wanted) -> Found:
@@ -128,7 +140,10 @@ def _read_lines(log: Path, start: int, wanted: Wanted, kept: deque[str]) -> int:
 def time_of(line: str) -> float | None:
     """When a line was written, in seconds since 1970, if it says so."""
     found = _TIME.match(line)
-    return None if found is None else datetime.datetime.fromisoformat(found[1]).timestamp()
+    try:
+        return None if found is None else datetime.datetime.fromisoformat(found[1]).timestamp()
+    except (ValueError, OverflowError):  # it only begins like a time, as the 30th of February
+        return None
 
 
 # ---- from where the command is given --------------------------------------------------------
@@ -174,8 +189,9 @@ def server_log(
     Raises:
         InvalidArgument: no node that answered has a log of such a server.
     """
-    told = read(dict.fromkeys(nodes_now(), wanted))
-    answers = [told.answers[node] for node in sorted(told.answers)]
+    first = nodes_now()
+    told = read(dict.fromkeys(first, wanted))
+    answers = list(_by_place(told.answers).values())
     if not any(each.read for each in answers):
         names = sorted({name for each in answers for name in each.servers})
         known = f"those that have one are {', '.join(names)}" if names else "no server has one"
@@ -186,14 +202,35 @@ def server_log(
     yield NewLines(tuple(lines[max(0, len(lines) - wanted.lines) :]), told.silent)
     if not follow:
         return
-    seen = {node: each.read for node, each in told.answers.items()}
+    places = {node: each.place or node for node, each in told.answers.items()}
+    read_to = {place: each.read for place, each in _by_place(told.answers).items()}
     later = replace(wanted, lines=PIECE_BYTES, is_first=False)
+    # All that a node has which joins later is new; one that was silent at first has older lines.
+    unheard = dict.fromkeys(set(first) - set(places), wanted)
     while True:
         pause(FOLLOW_PAUSE_S)
-        told = read({node: replace(later, read=seen.get(node, {})) for node in nodes_now()})
-        seen.update({node: each.read for node, each in told.answers.items()})
-        new = [line for node in sorted(told.answers) for line in told.answers[node].lines]
-        yield NewLines(tuple(new), told.silent)
+        told = read(
+            {
+                node: replace(later, read=read_to[places[node]])
+                if node in places
+                else unheard.get(node, later)
+                for node in nodes_now()
+            }
+        )
+        # The lines of a node that is new in a place that is followed were shown before.
+        follows = {n: a for n, a in told.answers.items() if places.get(n) or a.place not in read_to}
+        found = _by_place(follows)
+        places.update({node: each.place or node for node, each in told.answers.items()})
+        read_to.update({place: each.read for place, each in found.items()})
+        yield NewLines(tuple([line for a in found.values() for line in a.lines]), told.silent)
+
+
+def _by_place(answers: Mapping[str, Found]) -> dict[str, Found]:
+    """One answer of each place, in the order of the nodes: those that share it read the same."""
+    found: dict[str, Found] = {}
+    for node in sorted(answers):
+        found.setdefault(answers[node].place or node, answers[node])
+    return found
 
 
 def _in_order(lines: list[str]) -> list[str]:

@@ -128,7 +128,11 @@ class Import:
     def _note(self, error: BaseException) -> str:
         written = f"{self.rows:,} rows of {self._source.name} are in table {self._table.name!r}"
         if isinstance(error, InvalidArgument | ColumnNotFound):
-            return f"{written}; mend the file, and give the command again"
+            again = "mend the file, and give the command again"
+            if self._mode is Mode.INSERT and self.rows:
+                # An insert would be refused at the first of the rows that are there.
+                return f"{written}; {again} with --mode upsert, or without these rows"
+            return f"{written}; {again}"
         if self._mode is Mode.UPSERT:
             return f"{written}; give the command again: the same rows are written again"
         if isinstance(error, RowExists):

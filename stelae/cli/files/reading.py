@@ -23,9 +23,13 @@ from stelae.cli.files.formats import PEEKED_BYTES, Format, Input, opened, seekab
 from stelae.client.http.json_values import from_json_value
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.schema.exact import exact_array
+from stelae.core.schema.sizes import row_sizes
 
 PIECE_BYTES = 8 << 20
 """Of a file, read at a time."""
+PARQUET_ROWS = 128
+"""Rows of Parquet, decoded at a time. How many bytes they become is known afterwards only: a page
+may have one text of a megabyte in a few bytes, and each row is that text."""
 PIECE_ROWS = 20_000
 """Maximum rows of JSON, read at a time: each of their values is an object of Python's."""
 LINE_BYTES_MAX = 16 << 20
@@ -92,16 +96,21 @@ class ParquetRows:
         return found
 
     def pieces(self, schema: pa.Schema, defaults: Mapping[str, Any]) -> Iterator[pa.Table]:
-        found = self._file.metadata
-        groups = [found.row_group(number) for number in range(found.num_row_groups)]
-        size = max([each.total_byte_size // max(1, each.num_rows) for each in groups], default=1)
-        step = min(max(1, PIECE_BYTES // max(1, size)), 1 << 20)
+        held: list[pa.RecordBatch] = []
+        size_bytes = 0
         try:
-            for batch in self._file.iter_batches(batch_size=step):
+            for batch in self._file.iter_batches(batch_size=PARQUET_ROWS):
                 self._rows += batch.num_rows
-                yield pa.Table.from_batches([batch])
+                held.append(batch)
+                # A row counts for one byte next to its values: nulls have none.
+                size_bytes += batch.num_rows + int(row_sizes(batch).sum())
+                if size_bytes >= PIECE_BYTES:
+                    yield pa.Table.from_batches(held)
+                    held, size_bytes = [], 0
         except (pa.ArrowException, OSError) as error:
             raise InvalidArgument(f"{self.name}, after row {self._rows}: {error}") from None
+        if held:
+            yield pa.Table.from_batches(held)
 
     @property
     def done(self) -> tuple[int, int]:
@@ -141,10 +150,19 @@ class CsvRows:
 
     def _names(self) -> list[str]:
         data = self._file.peek()
-        text = data.decode("utf-8-sig", errors="replace")
+        text = data.decode("utf-8-sig", errors="surrogateescape")  # rows are Arrow's to check
         names = next(csv.reader(io.StringIO(text, newline="")), [])
         if not names:
             raise InvalidArgument(f"{self.name} is empty: its first line names the columns")
+        for place, name in enumerate(names, 1):
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                shown = name[:80].encode(errors="surrogateescape")
+                raise InvalidArgument(
+                    f"{self.name}: the name of column {place} is not UTF-8: {shown!r}; save the "
+                    "file as UTF-8"
+                ) from None
         if len(data) == PEEKED_BYTES and b"\n" not in data:
             raise InvalidArgument(f"{self.name}: the first line has over {PEEKED_BYTES} bytes")
         twice = [each for each in names if names.count(each) > 1]
@@ -217,25 +235,38 @@ class JsonRows:
             columns = {}
             for name in _names_in(rows):
                 _check_names([name], schema, self.name)
-                values = [row.get(name, defaults.get(name)) for row in rows]
-                columns[name] = self._column(values, schema.field(name), numbers)
+                columns[name] = self._column(
+                    rows, schema.field(name), numbers, absent=defaults.get(name)
+                )
             yield pa.table(columns)
 
-    def _column(self, values: list[Any], field: pa.Field, numbers: Sequence[int]) -> pa.Array:
-        def where(place: int) -> str:
-            return f"column {field.name!r}, line {numbers[place]}"
+    def _column(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        field: pa.Field,
+        numbers: Sequence[int],
+        *,
+        absent: Any,
+    ) -> pa.Array:
+        """``absent``: the value of rows that leave the column out. It is none of JSON's."""
+        name, kind = field.name, field.type
 
-        if not any([takes(field.type) for takes in _AS_THEY_ARE]):
+        def where(place: int) -> str:
+            return f"column {name!r}, line {numbers[place]}"
+
+        if any([takes(kind) for takes in _AS_THEY_ARE]):
+            values = [row.get(name, absent) for row in rows]
+        else:
             values = [
-                from_json_value(value, field.type, where(place))
-                for place, value in enumerate(values)
+                from_json_value(row[name], kind, where(place)) if name in row else absent
+                for place, row in enumerate(rows)
             ]
         if not field.nullable and None in values:
             raise InvalidArgument(f"{where(values.index(None))}: it may not be null")
         return exact_array(values, field.type, where)
 
     def _next(self) -> tuple[list[int], list[dict[str, Any]]]:
-        """Some rows, and the numbers of their lines, from 1."""
+        """Some rows, and the numbers of their lines, from 1. No rows: the file has ended."""
         numbers: list[int] = []
         rows: list[dict[str, Any]] = []
         size_bytes = 0
@@ -244,8 +275,8 @@ class JsonRows:
             if not line:
                 break
             self._number += 1
-            size_bytes += len(line)
-            if line.strip():
+            if line.strip():  # blank lines are not kept, and count for nothing
+                size_bytes += len(line)
                 rows.append(self._row(line))
                 numbers.append(self._number)
         return numbers, rows

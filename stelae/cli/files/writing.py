@@ -1,18 +1,22 @@
 """Rows into a file, which gets its name once it is whole; or onto standard output.
 
-Invariant: under the name that was given there is the file of before, or a whole one.
+Invariants:
+
+1. Under the name of a regular file there is the file of before, or a whole one.
+2. A device or a named pipe is written to, and never replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import uuid
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -84,7 +88,7 @@ class CsvWriter:
 
     def __init__(self, target: IO[bytes], schema: pa.Schema, table: str) -> None:
         for field in schema:
-            kind = field.type
+            kind = _decoded(field.type)
             if pa.types.is_nested(kind) or pa.types.is_interval(kind) or _is_made_of_others(kind):
                 raise InvalidArgument(
                     f"column {field.name!r} of {table!r} has type {kind}: CSV has no values made "
@@ -97,9 +101,15 @@ class CsvWriter:
 
     def write(self, rows: pa.Table) -> None:
         columns = [
+            cast("pa.ChunkedArray", column.cast(column.type.value_type))
+            if pa.types.is_dictionary(column.type)
+            else column
+            for column in rows.columns
+        ]
+        columns = [
             column if kind == column.type else self._texts(column, kind, name)
             for name, kind, column in zip(
-                self._schema.names, self._schema.types, rows.columns, strict=True
+                self._schema.names, self._schema.types, columns, strict=True
             )
         ]
         self._writer.write_table(pa.table(columns, schema=self._schema))
@@ -145,8 +155,13 @@ def _is_made_of_others(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) and kind != pa.uuid()
 
 
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _csv_type(kind: pa.DataType) -> pa.DataType:
     """What Arrow's writer is given for a column; text is what `column_to_json` makes of it."""
+    kind = _decoded(kind)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return kind
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
@@ -158,9 +173,52 @@ def _csv_type(kind: pa.DataType) -> pa.DataType:
     return pa.string()
 
 
+class _Target:
+    """A file that rows are written to, whose failures are told from those of reading the rows.
+
+    Each method raises Unavailable: the disk is full, or fails; or nobody reads the pipe.
+    """
+
+    def __init__(self, place: str, file: IO[bytes]) -> None:
+        self._place, self._file = place, file
+
+    def write(self, data: Any) -> int:
+        with self._failures():
+            return self._file.write(data)
+
+    def flush(self) -> None:
+        with self._failures():
+            self._file.flush()
+
+    def end(self, *, synced: bool) -> None:
+        """Write what is buffered, to the disk if ``synced``, and close."""
+        with self._failures():
+            self._file.flush()
+            if synced:
+                os.fsync(self._file.fileno())
+            self._file.close()
+
+    def drop(self) -> None:
+        """Close, whether or not what is buffered can be written."""
+        with contextlib.suppress(OSError):  # the failure that ended the export is told
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _not_written(self._place, error) from error
+
+
+def _not_written(place: str, error: OSError) -> Unavailable:
+    return Unavailable(place, f"writing to it failed: {error.strerror or error}")
+
+
 @contextlib.contextmanager
 def target_file(place: str, *, replace: bool) -> Iterator[IO[bytes]]:
-    """A file to write to, or standard output. The file has its name once the block has ended well.
+    """A file to write to, or standard output. A regular file has its name once the block has ended
+    well; a link stays a link.
 
     Raises:
         InvalidArgument: there is such a file, and it is not to be replaced; or none can be made.
@@ -170,23 +228,56 @@ def target_file(place: str, *, replace: bool) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(place)
-    if path.exists() and not replace:
+    mode = _mode_of(place)
+    if mode is not None and not replace:
         raise InvalidArgument(f"{place} is there already: name another file, or say --replace")
-    written = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    if mode is None or stat.S_ISREG(mode):
+        with _new_file(place) as target:
+            yield target
+        return
+    if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+        raise InvalidArgument(f"{place} is no file, and is not replaced: name a file")
+    with _opened(place, place, "wb") as target:
+        yield cast("IO[bytes]", target)
+        target.end(synced=False)
+
+
+def _mode_of(place: str) -> int | None:
+    """None: there is nothing of this name. Raises InvalidArgument: it cannot be told."""
     try:
-        target: Any = open(written, "xb")  # noqa: SIM115  # closed below
+        return os.stat(place).st_mode
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise InvalidArgument(f"{place} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _opened(place: str, path: Path | str, mode: str) -> Iterator[_Target]:
     try:
-        with target:
-            yield target
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(written, path)
+        file: Any = open(path, mode)  # noqa: SIM115  # closed below
     except OSError as error:
-        written.unlink(missing_ok=True)
-        raise Unavailable(place, f"its disk: {error.strerror or error}") from error
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise
+        raise InvalidArgument(f"{place} cannot be written: {error.strerror or error}") from None
+    target = _Target(place, file)
+    try:
+        yield target
+    finally:
+        target.drop()
+
+
+@contextlib.contextmanager
+def _new_file(place: str) -> Iterator[IO[bytes]]:
+    """A file under another name, which replaces the one of this name once the block has ended."""
+    path = Path(place).resolve()
+    written = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+    with _opened(place, written, "xb") as target:
+        try:
+            yield cast("IO[bytes]", target)
+            target.end(synced=True)
+            try:
+                os.replace(written, path)
+            except OSError as error:
+                raise _not_written(place, error) from error
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise

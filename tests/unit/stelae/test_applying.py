@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
@@ -256,8 +257,13 @@ def test_what_a_look_chose_is_not_done_if_the_next_look_says_otherwise(
 
     class Database:
         cluster = "demo"
+        _loop = SimpleNamespace(run=lambda work: work)
 
-        def status(self) -> dict[str, object]:
+        @property
+        def _database(self) -> Any:
+            return SimpleNamespace(status=self.masters)
+
+        def masters(self, *, timeout: float) -> dict[str, object]:
             assert not looks, "the look is the last thing"
             return {"tablets": [], "shortages": [], "servers": []}
 
@@ -295,8 +301,13 @@ def test_a_server_that_waits_for_room_is_ended_without_being_asked(
 
     class Database:
         cluster = "demo"
+        _loop = SimpleNamespace(run=lambda work: work)
 
-        def status(self) -> dict[str, object]:
+        @property
+        def _database(self) -> Any:
+            return SimpleNamespace(status=self.masters)
+
+        def masters(self, *, timeout: float) -> dict[str, object]:
             return {"tablets": [], "shortages": [], "servers": []}
 
     plans, database = launcher.plans(spec, state), cast("Any", Database())

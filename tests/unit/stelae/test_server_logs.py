@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from stelae.actors.ray_host.own_log import link_log, link_name
-from stelae.cli.cluster.server_logs import Found, Read, Wanted, read_log, server_log, time_of
+from stelae.cli.cluster.server_logs import (
+    Found,
+    Read,
+    Wanted,
+    place_of,
+    read_log,
+    server_log,
+    time_of,
+)
 from stelae.core.errors import InvalidArgument
 from stelae.deploy.nodes import Told
 
@@ -48,6 +56,8 @@ def test_times_are_read_off_lines_of_both_formats() -> None:
     assert time_of(entry(7)) == AT_S + 7
     assert time_of("2027-01-15T08:00:07.000+00:00 INFO    tserver-1 stelae: x") == AT_S + 7
     assert time_of("  File x.py, line 3") is None
+    assert time_of("2026-02-30T00:00:00+00:00 x") is None
+    assert time_of('{"time":"2026-01-01T1.2:3+00:00"') is None
 
 
 def test_all_processes_of_a_server_are_read_oldest_first_and_no_others(tmp_path: Path) -> None:
@@ -110,7 +120,11 @@ def test_a_look_that_follows_reads_whole_new_lines_of_old_and_new_files(tmp_path
 
 def on_folders(folders: Mapping[str, Path], silent: Mapping[str, str] | None = None) -> Read:
     def read(wanted: Mapping[str, Wanted]) -> Told[Found]:
-        answers = {n: read_log(folders[n], each) for n, each in wanted.items() if n in folders}
+        answers = {
+            n: replace(read_log(folders[n], each), place=place_of(folders[n]))
+            for n, each in wanted.items()
+            if n in folders and n not in (silent or {})
+        }
         return Told(answers, silent or {})
 
     return read
@@ -161,3 +175,51 @@ def test_a_log_is_followed_to_a_node_that_comes_later(tmp_path: Path) -> None:
     )
     found = [messages(each.lines) for each in itertools.islice(followed, 3)]
     assert found == [["m1"], ["m2"], ["m3"]]
+
+
+def test_nodes_that_share_a_folder_tell_it_once(tmp_path: Path) -> None:
+    """Several nodes of Ray on one machine; also if one goes and another comes meanwhile."""
+    log = make_log(tmp_path, "tserver-1", 1, entry(1))
+    now = [["a", "b"], ["a", "b"], ["b", "c"], ["c"], ["c", "d"]]
+    looks = itertools.count(1)
+
+    def pause(_: float) -> None:
+        with log.open("a") as file:
+            file.write(entry(next(looks) + 1) + "\n")
+
+    found = server_log(
+        WANTED,
+        follow=True,
+        read=on_folders(dict.fromkeys("abcd", tmp_path)),
+        nodes_now=lambda: now.pop(0),
+        pause=pause,
+    )
+    shown = [messages(each.lines) for each in itertools.islice(found, 5)]
+    assert shown == [["m1"], ["m2"], ["m3"], ["m4"], ["m5"]]
+
+
+def test_a_node_that_was_silent_at_first_tells_what_was_asked_for(tmp_path: Path) -> None:
+    """Its lines are old ones: as many, and as young, as those of the nodes that answered."""
+    folders = {name: tmp_path / name for name in ("a", "b")}
+    for folder in folders.values():
+        folder.mkdir()
+    make_log(folders["a"], "tserver-1", 1, entry(1), entry(2), entry(3))
+    late = make_log(folders["b"], "tserver-1", 2, *[entry(n) for n in range(10, 20)])
+    silent = {"b": "no answer"}
+    looks = itertools.count()
+
+    def pause(_: float) -> None:
+        silent.clear()
+        if next(looks) == 1:
+            with late.open("a") as file:
+                file.write(entry(20) + "\n" + entry(21) + "\n" + entry(22) + "\n")
+
+    found = server_log(
+        replace(WANTED, lines=2, since=AT_S + 3),
+        follow=True,
+        read=on_folders(folders, silent),
+        nodes_now=lambda: ["a", "b"],
+        pause=pause,
+    )
+    shown = [messages(each.lines) for each in itertools.islice(found, 3)]
+    assert shown == [["m3"], ["m18", "m19"], ["m20", "m21", "m22"]]

@@ -102,6 +102,15 @@ async def test_the_last_counts_reach_ray_and_a_bug_in_a_measure_ends_no_server(
     metrics = RayMetrics(cluster="c", server="s")
     metrics.count("flushes")
     titles: list[tuple[str, str]] = []
+    measured: list[str] = []
+
+    class Whole:
+        def measure(self) -> None:
+            measured.append("s")
+
+    def no_title(*_: str) -> None:
+        raise AttributeError("setproctitle")
+
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray_host, "title_as", lambda *given: titles.append(given))
     plan: Any = SimpleNamespace(cluster="c", name="s")
@@ -113,3 +122,8 @@ async def test_the_last_counts_reach_ray_and_a_bug_in_a_measure_ends_no_server(
         await ray_host._measure(object(), metrics, plan)  # type: ignore[arg-type]
     assert ("stelae_flushes", 1.0, {"cluster": "c", "server": "s"}) in told.all
     assert set(titles) == {("c", "s")}
+    looks = 0
+    monkeypatch.setattr(ray_host, "title_as", no_title)
+    with pytest.raises(Enough):
+        await ray_host._measure(Whole(), metrics, plan)  # type: ignore[arg-type]
+    assert measured == ["s"] * 3, "a Ray that gives processes no title"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 import ray
 
 from stelae.applying import processes, replacing, spec_operations
+from stelae.applying import steps as apply_steps
 from stelae.cli.output import show_status
 from stelae.client.check.check import CheckReport
 from stelae.client.check.status import problems_of
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import DeadlineExpired
+from stelae.database import deployed as deployed_module
+from stelae.database.api import Database
 from stelae.database.deployed import (
     away_of,
     deployed,
@@ -28,6 +31,7 @@ from stelae.database.deployed import (
 )
 from stelae.deploy import ray_session
 from stelae.deploy.asked import keep_spec
+from stelae.deploy.changed import masters_status
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
 
 URL = "http://127.0.0.1:1"
@@ -48,6 +52,7 @@ def status_of(**servers: str) -> dict[str, Any]:
     return {"cluster": "demo", "servers": listed, "tables": [], "recoveries": [], "copies": []}
 
 
+WELL: dict[str, Any] = {"tablets": [], "shortages": [], "heard_all": True}
 LIVE, DEAD = status_of(a="live"), status_of(a="live", b="dead")
 
 
@@ -117,6 +122,32 @@ def test_a_library_call_joins_no_ray(
     assert not no_ray
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     assert away_of(database(), DEAD) == AWAY
+
+
+class Launched(Database):
+    """A database of a cluster that is known by its files; `DEAD` is what the masters say."""
+
+    link = cast("Any", object())
+    cluster = "demo"
+    _loop = cast("Any", SimpleNamespace(run=lambda work: work))
+    _database = cast("Any", SimpleNamespace(status=lambda **_: {**WELL, **DEAD}))
+
+    def __init__(self) -> None:
+        """Connects to nothing."""
+
+
+def test_what_polls_asks_the_masters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a server restarts it is dead, and the actor that replaces servers takes seconds to say
+    so: who waits for the restart, or shows a notebook's cell, does not wait for that, too."""
+    asked = MagicMock(return_value={"away": AWAY})
+    monkeypatch.setattr(deployed_module, "deployed", asked)
+    database = Launched()
+    assert masters_status(database)["servers"] == DEAD["servers"]
+    apply_steps.Steps(database, load_spec({}), [], lambda text: None, 0.0).settle()
+    assert "demo" in database._repr_html_()
+    asked.assert_not_called()
+    assert database.status()["away"] == AWAY
+    asked.assert_called_once()
 
 
 def test_trouble_is_shown_and_not_raised(
