@@ -30,7 +30,7 @@ from stelae.coordinator.apply.stops import refusals_of_stop
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
 from stelae.core.records.records import ServerKind
 from stelae.deploy import launcher, locks, machines, ray_session
-from stelae.deploy.changed import ChangedCluster
+from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.masters import list_masters
 from stelae.deploy.restarts import HAND_OVER_S, LEADING, what_is_missing, what_would_go
 
@@ -53,7 +53,7 @@ def start_server(
     """Start a server that was stopped, in its folder; see `Database.start_server`."""
     deadline = time.monotonic() + timeout
     with _joined(database) as known:
-        name = name_of(database.status(), server, known.plans)
+        name = name_of(masters_status(database), server, known.plans)
         plan = _startable(database, known, name)
         with database.turn(f"server start {name}") as sure:
             steps = Steps(
@@ -65,7 +65,7 @@ def start_server(
             steps.take(Step(Act.ADD, plan.kind.value, name))
 
             def missing() -> str:
-                status = database.status()
+                status = masters_status(database)
                 found = _newest(status, name)
                 return what_is_missing(status, found["uuid"], -1) if found else "it is not heard"
 
@@ -111,7 +111,7 @@ class _Stop:
     ) -> None:
         self._database = database
         self._known = known
-        self._name = name_of(database.status(), server, known.plans)
+        self._name = name_of(masters_status(database), server, known.plans)
         self._progress = progress
         self._deadline = deadline
         self._sure: Callable[[], None] = lambda: None
@@ -137,7 +137,7 @@ class _Stop:
 
     def _look(self) -> Mapping[str, Any] | None:
         """The server, if it lives, as a new status document has it."""
-        self._status = self._database.status()
+        self._status = masters_status(self._database)
         found = _newest(self._status, self._name)
         return found if found is not None and found["state"] == "live" else None
 
@@ -160,7 +160,7 @@ class _Stop:
         """R2."""
 
         def missing() -> str:
-            return what_is_unwell(self._database.status())
+            return what_is_unwell(masters_status(self._database))
 
         what = f"{self._name} is not stopped yet"
         _wait(missing, what, self._progress, self._deadline, self._sure)
@@ -183,7 +183,7 @@ class _Stop:
         """Until the masters know that it is away, and what it had is served elsewhere."""
 
         def missing() -> str:
-            status = self._database.status()
+            status = masters_status(self._database)
             seen = _newest(status, self._name)
             if seen is not None and seen["state"] == "live":
                 return "the masters have not noticed yet"

@@ -107,7 +107,7 @@ class Operator:
                     await self.apply(spec)
 
     async def status(self) -> Mapping[str, Any]:
-        """Asked for until it is answered: no fault is left."""
+        """Asked for until it is answered: a lost message ends no apply."""
         while True:
             with contextlib.suppress(RetryLater, OutcomeUnknown):
                 return await self._database.status(timeout=CALL_S)
@@ -145,7 +145,7 @@ class Operator:
         return False
 
     async def _look(self, spec: Spec) -> list[Step]:
-        status = await self._database.status(timeout=CALL_S)
+        status = await self.status()
         members = set(self._cluster.masters)
         there = servers_that_are(self._plans, members, status)
         return plan_steps(wanted_of(self._cluster, spec), Present(there))
