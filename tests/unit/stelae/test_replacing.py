@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -522,9 +523,9 @@ def test_an_apply_starts_what_is_half_replaced_with_an_empty_folder(
     plan, database = MagicMock(), MagicMock()
     fences = [{"id": "backup-1", "successor": ""}, {"id": "backup-2", "successor": "new"}]
     live = [{"id": f"backup-{n}", "state": "live"} for n in (1, 2)]
-    database.status.return_value = {"replaced": fences, "servers": live}
+    database._loop.run.return_value = {"replaced": fences, "servers": live}
     plan.name = "backup-1"
-    steps = Steps(database, MagicMock(), [plan], lambda text: None, 1e9)
+    steps = Steps(database, MagicMock(), [plan], lambda text: None, time.monotonic() + 5.0)
     done: list[str] = []
     monkeypatch.setattr(apply_steps, "cluster_actors", lambda _: {"backup-1": 1} if there else {})
     monkeypatch.setattr(apply_steps, "empty_folders", lambda _: done.append("empty"))
