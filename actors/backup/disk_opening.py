@@ -35,7 +35,6 @@ from stelae.actors.backup.frames import (
     has_both_superblocks,
     newest_superblock,
     read_slots,
-    refuse_newer_frames,
     superblock_offset,
 )
 from stelae.actors.backup.media import PIECE_BYTES
@@ -78,7 +77,6 @@ async def open_frame_medium(
     head = file.read_at(0, SUPERBLOCKS_BYTES)
     superblock = newest_superblock(head)
     where = f"frame file of medium {spec.name!r} of {server_name}"
-    refuse_newer_frames(where, head)
     if superblock is None:
         superblock = Superblock(
             1, server, cluster, spec.name, frame_bytes_for(segment_bytes), (), disk.boot

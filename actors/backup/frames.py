@@ -35,7 +35,6 @@ from crc32c import crc32c
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.backups import ReplicaState
-from stelae.storage.files.sealed import refuse_other_format
 
 BLOCK_BYTES = 4096
 RECORD_BYTES = 512
@@ -144,17 +143,6 @@ def newest_superblock(head: bytes) -> Superblock | None:
         if newest is None or found.generation > newest.generation:
             newest = found
     return newest
-
-
-def refuse_newer_frames(where: str, head: bytes) -> None:
-    """Raise UnknownFormat if a file's first bytes have a whole superblock of another format.
-
-    Such a file must not be taken for a new one: its frames would be written over.
-    """
-    for start in (0, BLOCK_BYTES):
-        magic = head[start : start + len(_SUPERBLOCK_MAGIC)]
-        if _open_block(magic, memoryview(head)[start : start + BLOCK_BYTES]) is not None:
-            refuse_other_format(where, magic, _SUPERBLOCK_MAGIC)
 
 
 # ---- records --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from stelae.actors.backup import fences, frames
+from stelae.actors.backup import fences
 from stelae.actors.cas_store import files as cas_files
 from stelae.actors.cas_store import sqlite as cas_sqlite
 from stelae.actors.cas_store.backends import Row
@@ -62,10 +62,6 @@ def _manifest() -> bytes:
     return manifest.encode_manifest(nothing)
 
 
-def _superblock() -> bytes:
-    return frames.encode_superblock(frames.Superblock(2, NOBODY, "c", "disk", 8192, ()))
-
-
 FORMATS = {
     "instance": Format(instance, "_MAGIC", b"STELINS2", _instance, instance.decode_instance),
     "master-list": Format(
@@ -84,13 +80,6 @@ FORMATS = {
         b"STELCAS2",
         lambda: cas_files._encode([Row("k", 1, 1, b"value", 0.0, "w", "n")]),
         lambda data: cas_files._decode(data, "a file"),
-    ),
-    "frames": Format(
-        frames,
-        "_SUPERBLOCK_MAGIC",
-        b"STELFRA2",
-        _superblock,
-        lambda data: frames.refuse_newer_frames("a file", data),
     ),
     "sealed files": Format(
         sealed,
@@ -156,10 +145,9 @@ def test_a_newer_format_is_refused_by_name(name: str, monkeypatch: pytest.Monkey
         known.read(data)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"catalog", "commands", "frames"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"catalog", "commands"}))
 def test_damage_is_not_taken_for_a_newer_format(name: str) -> None:
-    """A format without a checksum of its own (the three left out) lies in a file that has one, or
-    on a backup in two places."""
+    """A format without a checksum of its own (the two left out) lies in a file that has one."""
     known = FORMATS[name]
     data = bytearray(known.write())
     data[-1] ^= 0xFF
@@ -207,13 +195,8 @@ def test_a_configuration_store_of_a_newer_version_is_refused(tmp_path: Path) -> 
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("newer",)]
 
 
-@pytest.mark.parametrize(
-    ("module", "known", "older"),
-    [(image, "_READ_VERSIONS", (2, 3)), (frames, "_SUPERBLOCK_MAGIC", b"STELFRA0")],
-    ids=["images", "superblocks"],
-)
 def test_a_backup_frees_nothing_that_a_newer_version_wrote(
-    module: Any, known: str, older: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Code that knows older formats only does not start on the disk, nor change it."""
     disks, written = [], []
@@ -228,7 +211,7 @@ def test_a_backup_frees_nothing_that_a_newer_version_wrote(
         owner.world.crash("b1")
         disks.append(node.disk)
         written.append(bytes(node.disk._files["disk/frames"].live))
-        monkeypatch.setattr(module, known, older)
+        monkeypatch.setattr(image, "_READ_VERSIONS", (2, 3))
         owner.world.restart("b1")
         await owner.world.wait_ready()
 
