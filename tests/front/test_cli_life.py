@@ -123,7 +123,7 @@ def _operate(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     assert run("check", "--table", "nowhere").returncode == 1
     marked = run("server", "maintenance", "tserver-1", "on", "--json")
     assert json.loads(marked.stdout)["maintenance"] is True
-    listed = json.loads(run("server", "list", "--json").stdout)["servers"]
+    listed = json.loads(run("server", "list", "--kind", "tserver", "--json").stdout)["servers"]
     assert [(s["name"], s["maintenance"]) for s in listed] == [
         ("tserver-1", True),
         ("tserver-2", False),
