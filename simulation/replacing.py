@@ -89,7 +89,7 @@ class Replacing:
         kind = world.nodes[due.name].kind
         places = [node for node in world.nodes.values() if node.name != due.name]
         has_former = world.nodes[due.name].machine in world.machines.down and (
-            self._uuid_on_disk(due.name) in self._fenced
+            uuid_on_disk(world, due.name) in self._fenced
         )
         former = world.replace(
             due.name, world.machines.choose(kind, places), keeps_former=has_former
@@ -122,18 +122,19 @@ class Replacing:
     def _due(self, look: Look) -> Verdict | None:
         return next((each for each in replacements(look) if each.next is Next.MOVE), None)
 
-    def _uuid_on_disk(self, name: str) -> str:
-        """Whose disk it is; empty: nobody's yet, or it was torn."""
-        content = self._world.nodes[name].disk.find(INSTANCE_FILE)
-        try:
-            return "" if content is None else decode_instance(bytes(content.live)).server_uuid
-        except CorruptData:
-            return ""
-
     def _judge(self) -> None:
         """Former servers are not believed."""
         for uuid, master in counted_as_live(self._world, self._cluster.masters, self._fenced):
             raise AssertionError(f"{uuid} was replaced, and {master} counts it as live")
+
+
+def uuid_on_disk(world: World, name: str) -> ServerUuid:
+    """Return the UUID on the disk of a server; empty: it has none yet, or its file was torn."""
+    content = world.nodes[name].disk.find(INSTANCE_FILE)
+    try:
+        return decode_instance(bytes(content.live)).server_uuid if content else ServerUuid("")
+    except CorruptData:
+        return ServerUuid("")
 
 
 def counted_as_live(

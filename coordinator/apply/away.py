@@ -16,6 +16,8 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
   first, wherever it was left: its data was given up before.
 - R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
+- R9: what is on any machine that is away counts for nothing. The masters notice the servers of a
+  machine one after the other, and call some of them live for a while longer.
 
 `replacements` is asked again right before the fence, with a new look. Decisions §69.
 """
@@ -205,9 +207,9 @@ def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
         case ServerKind.BACKUP.value:
             return _needs_backup(look)
         case ServerKind.SAFEKEEPER.value:
-            return _needs_safekeeper(look.status)
+            return _needs_safekeeper(look)
         case _:
-            return _needs_tserver(look.status, {str(each["uuid"]) for each in known})
+            return _needs_tserver(look)
 
 
 def _needs_backup(look: Look) -> str:
@@ -222,10 +224,15 @@ def _needs_backup(look: Look) -> str:
             return f"rows of {what} are still loaded from backups"
         if tablet["segments_lacking"]:
             return f"segments of {what} are on no backup that lives"
-    others = sum(
-        each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
+    backups = [
+        each
         for each in look.status["servers"]
-    )
+        if each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
+    ]
+    unnoticed = [each["id"] for each in backups if _is_away(look, each)]
+    if unnoticed:  # R9: no segment is called lacking yet whose other replica is there
+        return f"the masters have not noticed yet that {unnoticed[0]} is away as well"
+    others = len(backups)
     for shortage in look.status["shortages"]:
         if shortage["segments_unheld"]:
             what = f"tablet {shortage['number']} of {shortage['table']!r}"
@@ -235,15 +242,23 @@ def _needs_backup(look: Look) -> str:
     return ""
 
 
-def _needs_safekeeper(status: Mapping[str, Any]) -> str:
-    """Which log has no live majority without the safekeeper, which is not live (R2). R4."""
-    for tablet in without_log_majority(status):
+def _needs_safekeeper(look: Look) -> str:
+    """Which log has no live majority without the safekeepers that are away. R4, R9."""
+    for tablet in without_log_majority(look.status, _uuids_away(look)):
         return f"the log of {named(tablet)} has no live majority of safekeepers without it"
     return ""
 
 
-def _needs_tserver(status: Mapping[str, Any], uuids: Collection[str]) -> str:
-    """Which tablet has no live majority of voters without this tablet server. R5."""
-    for tablet in without_replica_majority(status, uuids):
+def _needs_tserver(look: Look) -> str:
+    """Which tablet has no live majority of voters without the tablet servers that are away."""
+    for tablet in without_replica_majority(look.status, _uuids_away(look)):  # R5, R9
         return f"{named(tablet)} has no live majority of replicas without it"
     return ""
+
+
+def _uuids_away(look: Look) -> set[str]:
+    return {str(each["uuid"]) for each in look.status["servers"] if _is_away(look, each)}
+
+
+def _is_away(look: Look, server: Mapping[str, Any]) -> bool:
+    return look.placed.get(server["id"]) in look.away_s

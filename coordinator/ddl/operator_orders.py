@@ -97,7 +97,10 @@ def _names_of(mark: ServerMark, name: str) -> tuple[str, ...]:
 def draft_mark(
     catalog: Catalog, liveness: Liveness, order: MarkServer, now: float
 ) -> CatalogBatch | None:
-    """The server's new mark, if it is another one. Raises `InvalidArgument`, `StaleRequest`."""
+    """The server's new mark; None if this very request was carried out.
+
+    Raises `InvalidArgument`, `StaleRequest`.
+    """
     if catalog.result_of(order.request) is not None:
         return None
     mark = find_server(catalog, liveness, order.server, now)
@@ -112,8 +115,8 @@ def draft_mark(
         retiring=mark.retiring if order.retiring is None else order.retiring,
         maintenance=mark.maintenance if order.maintenance is None else order.maintenance,
     )
-    if wanted == mark:
-        return CatalogBatch(request=order.request)
+    # Also where nothing changes: an order before this one may be in the log, and not applied yet.
+    # The generation shows that, and this one is drafted again (decisions §85).
     if not wanted.retiring:
         wanted = msgspec.structs.replace(wanted, needed=False)
     changed = msgspec.structs.replace(wanted, generation=mark.generation + 1, kind=kind)
@@ -242,14 +245,13 @@ def move_of(catalog: Catalog, liveness: Liveness, order: MoveReplica) -> MovePro
 
 
 def draft_rebalancing(catalog: Catalog, order: SetRebalancing) -> CatalogBatch | None:
-    """What is wanted from now on, if it is new. Raises `InvalidArgument`, `StaleRequest`."""
+    """What is wanted from now on. Raises `InvalidArgument`, `StaleRequest`."""
     if catalog.result_of(order.request) is not None:
         return None
     after_s, known = order.after_s, catalog.rebalancing
     if not (math.isfinite(after_s) and after_s >= 0):
         raise InvalidArgument(f"rebalancing after {after_s} s: a number of seconds, or 0 for never")
-    if after_s == known.after_s:
-        return CatalogBatch(request=order.request)
+    # Also where nothing changes, as for marks (decisions §85).
     wanted = Rebalancing(after_s, known.generation + 1)
     return CatalogBatch(rebalancing=wanted, request=order.request)
 

@@ -69,8 +69,7 @@ def draft_drop(catalog: Catalog, order: DropToken) -> CatalogBatch | None:
             revoked = (*revoked, order.sha256)
     elif len(left) == len(known.all):
         raise TokenNotFound(order.name)
-    if (len(left), revoked) == (len(known.all), known.revoked):
-        return CatalogBatch(request=order.request)
+    # Also where nothing changes: a token may be in the log, and not applied yet.
     return _batch(order.request, known, left, revoked)
 
 

@@ -77,8 +77,7 @@ def draft_status(catalog: Catalog, order: SetSafekeeperStatus) -> CatalogBatch |
     if catalog.result_of(order.request) is not None:
         return None
     known = known_safekeeper(catalog, order.safekeeper_id)
-    if known.status is order.status:
-        return CatalogBatch(request=order.request)
+    # Also where nothing changes: an order before this one may be in the log, and not applied yet.
     return CatalogBatch(safekeepers=(_changed(known, status=order.status),), request=order.request)
 
 

@@ -44,6 +44,15 @@ MUTANTS = [
             ("    if starting_s >= START_LIMIT_S:", "    if False:"),
             ("    if machine in look.away_s:\n", "    if False:\n"),
             ("if (each.name, each.next) in look.paused", "if False"),
+            ("    if unnoticed:", "    if False:"),
+            (
+                "without_log_majority(look.status, _uuids_away(look))",
+                "without_log_majority(look.status)",
+            ),
+            (
+                "without_replica_majority(look.status, _uuids_away(look))",
+                "without_replica_majority(look.status, ())",
+            ),
             ("each if each is first or each.next is Next.WAIT else", "each if True else"),
         ],
     ),
@@ -129,6 +138,22 @@ MUTANTS = [
                 "return (mark.uuid,) if mark.replaced else (mark.uuid, name)",
                 "return (mark.uuid, name)",
             )
+        ],
+    ),
+    *mutants_of(
+        "coordinator/ddl/operator_orders.py",
+        ("tests/unit/coordinator/ddl/test_late_orders.py",),
+        [
+            (
+                "    if not wanted.retiring:\n",
+                "    if wanted == mark:\n        return CatalogBatch(request=order.request)\n"
+                "    if not wanted.retiring:\n",
+            ),
+            (
+                "    wanted = Rebalancing(",
+                "    if after_s == known.after_s:\n"
+                "        return CatalogBatch(request=order.request)\n    wanted = Rebalancing(",
+            ),
         ],
     ),
     *mutants_of(

@@ -25,6 +25,8 @@ from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Action, Nemesis, draw_schedule, gray_faults_of, node_faults_of
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world.disk import SimDisk
+from stelae.simulation.world.machines import FORMER
 from stelae.simulation.world.options import Servers
 from tests.simulation.masters.catalog_history import CatalogHistory
 from tests.simulation.masters.ddl_client import DdlClient
@@ -262,10 +264,19 @@ def _backups_in_order(world: World, cluster: SimCluster, live: dict[TabletId, ob
 def check_stranger(world: World, cluster: SimCluster) -> None:
     """Nobody has deleted the log of a tablet that the catalog does not know.
 
-    Another backup may have its disk: nodes of `nodes_masters` swap theirs.
+    Another backup may have its disk: nodes of `nodes_masters` swap theirs. A backup that was
+    started elsewhere has left its disk behind, with a former server that ended itself.
     """
     held = [world.server(name)._holdings.logs for name in cluster.backups]
-    assert any(STRANGER in logs for logs in held), "the log of an unknown tablet was deleted"
+    left = [node.disk for node in world.nodes.values() if node.kind == FORMER]
+    assert any(STRANGER in logs for logs in held) or any(_has_stranger(disk) for disk in left), (
+        "the log of an unknown tablet was deleted"
+    )
+
+
+def _has_stranger(disk: SimDisk) -> bool:
+    contents = [disk.find(path) for path in disk.paths()]
+    return any(each is not None and STRANGER.encode() in bytes(each.live) for each in contents)
 
 
 def draw(seed: int) -> Options:

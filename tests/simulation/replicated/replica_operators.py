@@ -30,6 +30,7 @@ from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.replicas import TRANSFER_LEADERSHIP, TransferLeadership
 from stelae.core.schema.durability import replicas
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.replacing import uuid_on_disk
 from tests.simulation.tables import tables
 
 T = TypeVar("T")
@@ -52,7 +53,8 @@ class Operators:
         self._rng = cluster.world.rng("operators")
         self._most = count
         """Replicas of any table."""
-        self._retired: str | None = None
+        self._retired: ServerUuid | None = None
+        """By its UUID: servers that swap their disks keep their names."""
         self.rotten = 0
         self.done: dict[str, int] = {}
         """How often each order was carried out."""
@@ -100,8 +102,10 @@ class Operators:
         """
         await self.patiently(lambda: self._database.rebalancing(0.0, timeout=5.0))
         servers = await self._all_tservers()
-        retiring = [s["name"] for s in servers if s["retiring"] and s["state"] == "live"]
-        assert retiring in ([], [self._retired]), f"{retiring} retire, not {self._retired}"
+        retiring = [s for s in servers if s["retiring"] and s["state"] == "live"]
+        assert [s["uuid"] for s in retiring] in ([], [self._retired]), (
+            f"{[s['name'] for s in retiring]} retire, not {self._retired}"
+        )
         for server in servers:
             if server["maintenance"]:
                 await self._unless_gone(self._database.maintain_server, server["uuid"], False)
@@ -172,7 +176,7 @@ class Operators:
             await self._database.retire_server(self._retired, cancel=True, wait=False, timeout=2.0)
             self._retired = None
         elif len(self._cluster.tservers) > self._count:
-            self._retired = self._rng.choice(self._cluster.tservers)
+            self._retired = uuid_on_disk(self._world, self._rng.choice(self._cluster.tservers))
             await self._database.retire_server(self._retired, wait=False, timeout=2.0)
 
     async def _maintain(self) -> None:

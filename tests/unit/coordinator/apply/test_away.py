@@ -259,6 +259,27 @@ def test_each_tablet_keeps_a_live_majority_without_the_tablet_server(
     assert (only(look).next is Next.MOVE) == moves
 
 
+def test_servers_of_other_machines_that_are_away_do_not_count_as_live() -> None:
+    """The masters notice the servers of a machine one after the other. Machine b is away as well,
+    and the masters count its servers as live."""
+
+    def only_of_c(kind: str, *tablets: dict[str, Any]) -> Verdict:
+        look = looked(*tablets, kinds=(kind,))
+        look = replace(look, away_s={**look.away_s, "b": 1.0})
+        (found,) = [each for each in replacements(look) if each.name == f"{kind}-3"]
+        assert only(looked(*tablets, kinds=(kind,))).next is Next.MOVE
+        assert found.next is Next.WAIT
+        return found
+
+    timeline = {"sk_set": [1, 2, 3], "new_sk_set": None}
+    found = only_of_c("safekeeper", tablet(timeline=timeline))
+    assert "no live majority of safekeepers" in found.why
+    found = only_of_c("tserver", tablet(replicas=voters(True, True, False)))
+    assert "no live majority of replicas" in found.why
+    found = only_of_c("backup", tablet())
+    assert "not noticed yet that backup-2 is away" in found.why
+
+
 def test_a_replica_on_the_server_itself_does_not_count() -> None:
     """Whatever is believed of it."""
     look = looked(tablet(replicas=voters(False, True, True)), kinds=("tserver",))

@@ -157,6 +157,23 @@ def test_an_order_that_was_given_up_is_not_carried_out_after_a_later_one_that_ch
     assert orders.state() == wanted
 
 
+@pytest.mark.parametrize("kind", [retiring, maintaining, rebalancing])
+def test_an_order_that_changes_nothing_is_drafted_again_after_one_that_was_not_applied_yet(
+    kind: Callable[[World, TabletId], Orders],
+) -> None:
+    """An operator's order timed out, and the operator took it back. Both drafts saw the state
+    before them; the answer to the second holds. Orders of one tablet wait for its lock instead."""
+    world = World("a", "b", "c", "d", "e")
+    orders = kind(world, grown(world).tablet_id)
+    apply(world, orders.undo(by("another", 1)))
+    before = orders.state()
+    given_up, taken_back = orders.do(by("one", 1)), orders.undo(by("one", 2, since=2))
+    assert isinstance(apply(world, given_up), Applied)
+    assert isinstance(apply(world, taken_back), Conflict)
+    assert isinstance(apply(world, orders.undo(by("one", 2, since=2))), Applied)
+    assert orders.state() == before
+
+
 def test_whose_move_was_given_up_before_its_answer_came_is_told_so() -> None:
     """Not that it is done; also where another replica is moved since."""
     world = World("a", "b", "c", "d", "e")
