@@ -94,7 +94,7 @@ demo: $(STAMP)
 	$(BIN)/stelae demo $(DEMO_ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m stelae.simulation soak $(SCENARIO) --minutes $(MINUTES) $(if $(BASE),--base $(BASE)) \
@@ -168,10 +168,9 @@ lint-style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Benchmarks are scripts that import each other by their file names: their folder is a base of its own.
 lint-types: tree
 	@ln -s ../../tests ../../benchmarks build/tree/
-	cd build/tree && MYPYPATH=benchmarks ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache --explicit-package-bases stelae tests benchmarks
+	cd build/tree && ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache --explicit-package-bases stelae tests benchmarks
 
 lint-imports: tree
 	cd build/tree && ../../$(BIN)/lint-imports --config ../../.importlinter --cache-dir ../../.import_linter_cache

@@ -1,4 +1,4 @@
-"""All benchmarks against their targets: ``python benchmarks/run.py [--quick] [--only NAME …]``.
+"""All benchmarks against their targets: ``python -m benchmarks.run [--quick] [--only NAME …]``.
 
 Prints a table (target, measured, met or missed) and writes everything as JSON. What Stelae is
 compared with (etcd, PostgreSQL) runs in the same run, in turn with it, on loopback; it is installed
@@ -18,37 +18,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from figures import Figure, Load, skipped
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.figures import Figure, Load, skipped
+
 RESULTS = Path("build") / "benchmarks.json"
 SUITES: dict[str, tuple[str, dict[str, Any]]] = {
-    "launch": ("launching", {}),
-    "indexing": ("indexing", {}),
-    "writes": ("writes", {}),
-    "bulk": ("bulk", {}),
-    "ray-data": ("ray_data", {}),
-    "spark-read": ("spark_read", {}),
-    "large-catalog": ("large_catalog", {}),
-    "masters": ("masters", {}),
-    "memory": ("memory", {}),
-    "cleaning": ("cleaning", {}),
-    "replay": ("replaying", {}),
-    "recovery": ("recovering", {"engine": "native"}),
-    "recovery-large": ("recovering", {"engine": "native", "gigabytes": 4}),
-    "recovery-indexed": ("recovering_indexed", {}),
-    "rows-on-demand": ("rows_on_demand", {}),
-    "cold-start": ("cold_start", {}),
-    "recovery-spark": ("recovering", {"engine": "spark"}),
-    "failover": ("failover", {}),
-    "replica-writes": ("replica_writes", {}),
-    "wal-writes": ("wal_writes", {}),
-    "wal-moves": ("wal_moves", {}),
-    "drain": ("draining", {}),
-    "tablet-copy": ("tablet_copy", {}),
-    "idle-tablets": ("idle_tablets", {}),
-    "http": ("http_front", {}),
+    "launch": ("operations.launching", {}),
+    "indexing": ("tables.indexing", {}),
+    "writes": ("tables.writes", {}),
+    "bulk": ("tables.bulk", {}),
+    "ray-data": ("tables.ray_data", {}),
+    "spark-read": ("tables.spark_read", {}),
+    "large-catalog": ("operations.large_catalog", {}),
+    "masters": ("operations.masters", {}),
+    "memory": ("tables.memory", {}),
+    "cleaning": ("tables.cleaning", {}),
+    "replay": ("cores.replaying", {}),
+    "recovery": ("failures.recovering", {"engine": "native"}),
+    "recovery-large": ("failures.recovering", {"engine": "native", "gigabytes": 4}),
+    "recovery-indexed": ("failures.recovering_indexed", {}),
+    "rows-on-demand": ("failures.rows_on_demand", {}),
+    "cold-start": ("failures.cold_start", {}),
+    "recovery-spark": ("failures.recovering", {"engine": "spark"}),
+    "failover": ("failures.failover", {}),
+    "replica-writes": ("tables.replica_writes", {}),
+    "wal-writes": ("tables.wal_writes", {}),
+    "wal-moves": ("failures.wal_moves", {}),
+    "drain": ("operations.draining", {}),
+    "tablet-copy": ("operations.tablet_copy", {}),
+    "idle-tablets": ("operations.idle_tablets", {}),
+    "http": ("tables.http_front", {}),
 }
 
 
@@ -67,7 +68,7 @@ def run_suite(name: str, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     if name in ("recovery-spark", "spark-read") and (reason := _spark_is_here()):
         return [skipped(name, reason)], {}
     load, started = Load.begin(), time.perf_counter()
-    measure: Callable[..., list[Figure]] = importlib.import_module(module).measure
+    measure: Callable[..., list[Figure]] = importlib.import_module(f"benchmarks.{module}").measure
     figures = measure(quick, **options)
     return figures, load.end(started).as_dict()
 

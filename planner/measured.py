@@ -1,4 +1,4 @@
-"""Rates from what ``benchmarks/run.py`` wrote, and predictions held against what it measured.
+"""Rates from what ``make bench`` wrote, and predictions held against what it measured.
 
 Its file is a document of suites with figures, each of which has a name, a value, and a note. Names
 carry the size of what was measured ("recovery of 1 GB, 8 tablets, 2 survivors, native"), so that a
@@ -88,7 +88,7 @@ def _figures(document: object) -> Iterator[tuple[str, float]]:
     suites = document.get("suites") if isinstance(document, dict) else None
     if not isinstance(suites, dict):
         raise InvalidArgument(
-            "this is no file of benchmarks/run.py (it has no suites), nor of "
+            "this is no file of make bench (it has no suites), nor of "
             "stelae plan --calibrate --json (it has no hardware)"
         )
     for name, suite in suites.items():

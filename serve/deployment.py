@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ProxyStatus
 
@@ -269,7 +270,7 @@ def proxies_of(cluster: str) -> tuple[list[Proxy], str]:
     """The proxies of the Serve on this Ray, and the path of the cluster's front in it; empty: the
     cluster has none."""
     try:
-        details = ray.serve.context._get_global_client().get_serve_details()
+        details = _serve_details()
     except RayServeException:
         return [], ""
     prefix = details["applications"].get(app_name(cluster), {}).get("route_prefix") or ""
@@ -292,10 +293,18 @@ def traces_of(cluster: str) -> str:
 
 
 def _user_config(cluster: str) -> Mapping[str, Any]:
-    details = ray.serve.context._get_global_client().get_serve_details()
+    details = _serve_details()
     deployments = details["applications"].get(app_name(cluster), {}).get("deployments", {})
     config = deployments.get("gateway", {}).get("deployment_config", {}).get("user_config")
     return config or {}
+
+
+def _serve_details() -> Mapping[str, Any]:
+    """What the Serve of this Ray says of itself. Raises RayServeException: there is none."""
+    client = _get_global_client()
+    assert client is not None, "without raise_if_no_controller_running=False it raises instead"
+    details: Mapping[str, Any] = client.get_serve_details()
+    return details
 
 
 def serve_place() -> tuple[str, int] | None:
@@ -310,7 +319,7 @@ def _place(options: Mapping[str, Any]) -> tuple[str, int]:
 
 def _serve_options() -> Mapping[str, Any] | None:
     try:
-        details = ray.serve.context._get_global_client().get_serve_details()
+        details = _serve_details()
     except RayServeException:
         return None
     options: Mapping[str, Any] = details.get("http_options") or {}
@@ -318,11 +327,17 @@ def _serve_options() -> Mapping[str, Any] | None:
 
 
 def _start_serve(host: str, port: int, tls: Tls | None) -> None:
-    files = {} if tls is None else {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
+    options = HTTPOptions(
+        host=host,
+        port=port,
+        request_timeout_s=660,
+        ssl_certfile=None if tls is None else tls.cert,
+        ssl_keyfile=None if tls is None else tls.key,
+    )
     try:
         serve.start(
             proxy_location="HeadOnly",
-            http_options=HTTPOptions(host=host, port=port, request_timeout_s=660, **files),
+            http_options=options,
             logging_config={"enable_access_log": False},
         )
     except RayActorError:
@@ -339,7 +354,7 @@ def _wait_for_proxies() -> None:
     """Wait until each of Serve's proxies is healthy. Raises RetryLater: one is not in time."""
     deadline = time.monotonic() + PROXY_LIMIT_S
     while True:
-        details = ray.serve.context._get_global_client().get_serve_details()
+        details = _serve_details()
         states = [each["status"] for each in details["proxies"].values()]
         if states and all(state == ProxyStatus.HEALTHY for state in states):
             return

@@ -106,7 +106,7 @@ def rates_named(name: str) -> Hardware:
 
 
 def measured_from(path: Path, base: Hardware) -> Measured:
-    """Rates from a file of ``benchmarks/run.py``, or of a calibration. Raises `InvalidArgument`."""
+    """Rates from a file of ``make bench``, or of a calibration. Raises `InvalidArgument`."""
     try:
         if path.stat().st_size > RESULT_BYTES_MAX:
             raise InvalidArgument(f"{path} is too large to be a file of results")

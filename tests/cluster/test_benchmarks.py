@@ -27,7 +27,16 @@ def test_a_quick_benchmark_takes_its_figures_and_writes_them_down(
     """``run.py --quick`` ends with code 0, and every figure is a number or says why it is not."""
     results = tmp_path / "results.json"
     done = subprocess.run(
-        [sys.executable, "benchmarks/run.py", "--quick", "--only", suite, "--json", str(results)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.run",
+            "--quick",
+            "--only",
+            suite,
+            "--json",
+            str(results),
+        ],
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,

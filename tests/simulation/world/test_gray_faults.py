@@ -58,7 +58,7 @@ class Greeter:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class GreeterFixture:
     """A world of greeters, which fails by itself in nothing."""
 
     world: World
@@ -81,7 +81,7 @@ class Here:
         return True
 
 
-def tell(story: Callable[[Here], Awaitable[None]]) -> None:
+def tell(story: Callable[[GreeterFixture], Awaitable[None]]) -> None:
     """Run a story of two masters, three other servers, and a client."""
     world = World(1, Options(unnoticed_end_rate=0.0))
 
@@ -91,7 +91,7 @@ def tell(story: Callable[[Here], Awaitable[None]]) -> None:
             world.start(name, partial(Greeter, name=name), kind=kind)
         world.client(CLIENT)
         await world.wait_ready()
-        await story(Here(world, Nemesis(world, [])))
+        await story(GreeterFixture(world, Nemesis(world, [])))
 
     world.run(main())
 
@@ -137,7 +137,7 @@ def test_each_fault_does_what_it_says_and_ends(way: str) -> None:
         "one_way": both_ways(one, set(action.others)),
     }[way]
 
-    async def story(here: Here) -> None:
+    async def story(here: GreeterFixture) -> None:
         assert await here.unanswered() == set()
         here.nemesis.strike(action)
         assert await here.unanswered() == expected
@@ -152,7 +152,7 @@ def test_one_way_of_a_link_carries_what_the_other_does_not() -> None:
     action = one_of("one_way")
     (one,), (other,) = action.nodes, action.others
 
-    async def story(here: Here) -> None:
+    async def story(here: GreeterFixture) -> None:
         here.nemesis.strike(action)
         network = here.world.network
         assert network.is_blocked(one, other)
@@ -165,7 +165,7 @@ def test_two_faults_of_one_pair_end_one_by_one() -> None:
     """Calls are carried again once nobody loses them."""
     faults = [Action(0.0, "lose_calls", ("b",), ("a",), duration_s) for duration_s in (2.0, 5.0)]
 
-    async def story(here: Here) -> None:
+    async def story(here: GreeterFixture) -> None:
         for fault in faults:
             here.nemesis.strike(fault)
         await asyncio.sleep(3.0)
@@ -180,7 +180,7 @@ def test_whatever_lasts_ends_with_the_faults() -> None:
     """What is judged in the end is a world that has healed."""
     fault = Action(0.0, "lose_calls", ("b",), ("a",), 1e6)
 
-    async def story(here: Here) -> None:
+    async def story(here: GreeterFixture) -> None:
         here.nemesis.strike(fault)
         here.nemesis.strike(fault)
         await here.nemesis.finish()
@@ -270,7 +270,7 @@ def test_a_stream_of_its_own_leaves_all_other_faults_where_they_were() -> None:
 def test_a_call_that_is_lost_ends_by_its_deadline_as_unknown() -> None:
     """As for a server that hangs: its connection stands."""
 
-    async def story(here: Here) -> None:
+    async def story(here: GreeterFixture) -> None:
         here.world.network.lose_calls("b", "a")
         runtime = here.world.nodes["b"].runtime
         assert runtime is not None

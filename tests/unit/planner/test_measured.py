@@ -19,7 +19,7 @@ RECOVERY = "recovery of 1 GB, 8 tablets, 2 survivors, native"
 
 
 def results(**suites: dict[str, float | None]) -> dict[str, Any]:
-    """A file of ``benchmarks/run.py``: suites with figures by name."""
+    """A file of ``make bench``: suites with figures by name."""
     return {
         "quick": False,
         "machine": "somewhere",

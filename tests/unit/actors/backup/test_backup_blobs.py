@@ -37,7 +37,7 @@ OTHER = "1/tablet/4/wal-1"
 DATA = b"entries of a log"
 
 
-class Here:
+class BlobFixture:
     """One backup's blobs in a world, through several lives of its process."""
 
     def __init__(self, world: World) -> None:
@@ -72,11 +72,11 @@ class Here:
         return sorted(self.world.nodes["b1"].disk.paths())
 
 
-def run(scenario: Callable[[Here], Awaitable[None]]) -> None:
+def run(scenario: Callable[[BlobFixture], Awaitable[None]]) -> None:
     world = World(1, Options())
 
     async def main() -> None:
-        await scenario(Here(world))
+        await scenario(BlobFixture(world))
 
     world.run(main())
 
@@ -84,7 +84,7 @@ def run(scenario: Callable[[Here], Awaitable[None]]) -> None:
 def test_a_blob_is_there_once_it_was_put_and_after_a_restart() -> None:
     """Put again, it is what it was; another content under the same name is refused."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         assert await here.get() is None
         await here.put()
         await here.put()
@@ -103,7 +103,7 @@ def test_a_blob_is_there_once_it_was_put_and_after_a_restart() -> None:
 def test_what_arrived_damaged_or_in_pieces_is_refused() -> None:
     """By the checksum of whoever sent it; of nothing that is refused a file stays."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         with pytest.raises(InvalidArgument, match="not those of its checksum"):
             await here.put(crc=1)
         for pieces in ((), (DATA, DATA)):
@@ -134,7 +134,7 @@ def test_what_arrived_damaged_or_in_pieces_is_refused() -> None:
 def test_a_name_leads_to_no_other_folder(name: str) -> None:
     """Whoever sends it: the other server's name becomes a path here."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         for refused in (here.put(name), here.call(DELETE_BLOBS, DeleteBlobs((name,)))):
             with pytest.raises(InvalidArgument, match="no name of a blob"):
                 await refused
@@ -147,7 +147,7 @@ def test_a_name_leads_to_no_other_folder(name: str) -> None:
 def test_a_damaged_blob_is_not_given_out(damage: str) -> None:
     """It is checked at each read, whatever became of its file."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         await here.put()
         disk = here.runtime.disk
         (path,) = here.files()
@@ -171,7 +171,7 @@ def test_a_damaged_blob_is_not_given_out(damage: str) -> None:
 def test_what_did_not_arrive_whole_is_gone_after_a_restart() -> None:
     """It lies aside until it is durable, and nobody was told of it."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         disk = here.runtime.disk
 
         async def never(*given: Any) -> None:
@@ -193,7 +193,7 @@ def test_what_did_not_arrive_whole_is_gone_after_a_restart() -> None:
 def test_a_full_disk_refuses_and_keeps_no_part_of_it() -> None:
     """The safekeeper asks another backup."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         disk = here.runtime.disk
         write = disk.write
 
@@ -216,7 +216,7 @@ def test_a_full_disk_refuses_and_keeps_no_part_of_it() -> None:
 def test_lists_are_of_one_safekeeper_and_come_in_pages() -> None:
     """A safekeeper deletes what it does not know: it must not be told of another one's."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         mine = [NAME, OTHER, "1/tablet/5/wal-1"]
         for name in [*mine, "11/tablet/3/wal-1", "2/tablet/3/wal-1"]:
             await here.put(name)
@@ -237,7 +237,7 @@ def test_lists_are_of_one_safekeeper_and_come_in_pages() -> None:
 def test_what_is_deleted_is_gone_and_the_rest_stays() -> None:
     """One by one, or with the tablet; also after a restart."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: BlobFixture) -> None:
         for name in (NAME, OTHER, "1/another/3/wal-1"):
             await here.put(name)
         await here.call(DELETE_BLOBS, DeleteBlobs((NAME, "1/unknown/1/wal-1")))
