@@ -46,6 +46,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "replica-writes": ("tables.replica_writes", {}),
     "wal-writes": ("tables.wal_writes", {}),
     "wal-moves": ("failures.wal_moves", {}),
+    "over-nodes": ("failures.over_nodes", {}),
     "drain": ("operations.draining", {}),
     "tablet-copy": ("operations.tablet_copy", {}),
     "idle-tablets": ("operations.idle_tablets", {}),

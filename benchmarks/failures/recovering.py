@@ -56,7 +56,7 @@ def measure(quick: bool, engine: str = "native", gigabytes: int = 1) -> list[Fig
         if engine == "spark":
             spark.warm(database)
         limit_s = LIMITS_S[engine][gigabytes]
-        return _kill(database, table, victim, probes, count, survivors, engine, limit_s)
+        return kill(database, table, victim, probes, count, survivors, engine, limit_s)
 
 
 def fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
@@ -87,7 +87,7 @@ def wait_sealed(database: Any) -> None:
     assert database.status()["tables"]
 
 
-def _kill(
+def kill(
     database: Any,
     table: Any,
     victim: dict[str, Any],
@@ -97,6 +97,10 @@ def _kill(
     engine: str,
     limit_s: float,
 ) -> list[Figure]:
+    """Kill the victim; return how long its tablets were away, and what took the time.
+
+    ``probes``: a key of each of its tablets. ``count``: rows of the table.
+    """
     assert table.get(probes[0]) is not None
     os.kill(victim["pid"], signal.SIGKILL)
     killed, killed_wall = time.monotonic(), time.time()

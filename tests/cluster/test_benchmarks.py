@@ -15,7 +15,7 @@ SUITES = [
     "launch", "writes", "bulk", "memory", "replay", "recovery",
     "rows-on-demand", "cold-start", "large-catalog", "masters", "failover", "replica-writes",
     "wal-writes", "wal-moves", "tablet-copy", "idle-tablets", "indexing", "recovery-indexed",
-    "ray-data", "http", "spark-read",
+    "ray-data", "http", "spark-read", "over-nodes",
 ]  # fmt: skip
 pytestmark = [pytest.mark.soak, pytest.mark.ray]
 

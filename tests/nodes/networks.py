@@ -3,7 +3,8 @@
 The head runs in the namespace of the tests, at the bridge's address. Each other node has a
 namespace with one interface. A node is killed whole; an interface goes down; and what one node
 sends to another vanishes, as a neighbour's wrong hardware address makes it do: neither of the two
-is told. Needs root, and ``ip`` of iproute2.
+is told. With a delay, the link of each node goes through a `tests.nodes.delay_line`. Needs root,
+and ``ip`` of iproute2.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from stelae.runtime.free_ports import free_port
+from tests.nodes.delay_line import READY, TUN
 from tests.until import until
 
 SUBNET = "198.18.77"
@@ -36,6 +38,8 @@ STARTED = b"This command will now block"
 """What ``ray start --block`` says once the node runs."""
 END_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100 << 20
+LINE_MTU = 60_000
+"""Bytes of a frame on a line with a delay, of which each costs the line some microseconds."""
 
 
 def why_not() -> str:
@@ -50,6 +54,11 @@ def why_not() -> str:
         return f"no network namespace can be made: {made.stderr.strip()}"
     _ip("netns", "del", name)
     return ""
+
+
+def why_no_delay() -> str:
+    """Why links with a delay cannot be made here; empty: they can."""
+    return why_not() or ("" if os.access(TUN, os.W_OK) else f"{TUN} cannot be opened")
 
 
 def _ip(*arguments: str) -> str:
@@ -97,6 +106,8 @@ class RayNode:
     namespace: str
     outer: str
     """Name of the bridge's end of its link."""
+    inner: str = "eth0"
+    """Name of its own end, within the namespace."""
 
     @property
     def address(self) -> str:
@@ -106,9 +117,25 @@ class RayNode:
 class NodeNetwork:
     """A Ray of a head and some nodes. `end` takes all of it away."""
 
-    def __init__(self, folder: Path, count: int, racks: Sequence[str] = ()) -> None:
-        """``racks``: of the head and of each node; empty: it has no label of racks."""
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        racks: Sequence[str] = (),
+        *,
+        delay_s: float = 0.0,
+        loss: float = 0.0,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
+    ) -> None:
+        """``racks``: of the head and of each node; empty: it has no label of racks.
+
+        ``delay_s``: between two nodes, one way; half of it between the head and a node. ``loss``:
+        the share of frames that each of the two links on the way loses.
+        """
         self._folder = folder
+        self._delay_s, self._loss = delay_s, loss
+        self._object_store_bytes = object_store_bytes
+        self._lines: list[subprocess.Popen[bytes]] = []
         addresses = [HEAD, *(f"{SUBNET}.{n}" for n in range(1, count + 1))]
         self.racks = {a: rack for a, rack in zip(addresses, racks, strict=False) if rack}
         self._bridge = f"st{os.getpid()}"
@@ -131,37 +158,60 @@ class NodeNetwork:
 
     def start(self) -> None:
         """Make the network, and start Ray on each of its nodes."""
+        self.connect()
+        self._head_port = free_port(HEAD)
+        self._head = self._ray_start(
+            [], "--head", f"--port={self._head_port}", "--include-dashboard=false", address=HEAD
+        )
+        for node in self.nodes:
+            self.start_ray(node)
+
+    def connect(self) -> None:
+        """Make the network."""
         _remove_left()
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{HEAD}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for node in self.nodes:
             self._connect(node)
-        self._head_port = free_port(HEAD)
-        self._ray_start(
-            [], "--head", f"--port={self._head_port}", "--include-dashboard=false", address=HEAD
-        )
-        for node in self.nodes:
-            self.start_ray(node)
 
     def _connect(self, node: RayNode) -> None:
         inside = ("-n", node.namespace)
         _ip("netns", "add", node.namespace)
-        _ip(
-            *("link", "add", node.outer, "type", "veth"),
-            *("peer", "name", "eth0", "netns", node.namespace),
-        )
+        if self._delay_s or self._loss:
+            self._lay_line(node)
+        else:
+            _ip(
+                *("link", "add", node.outer, "type", "veth"),
+                *("peer", "name", node.inner, "netns", node.namespace),
+            )
         _ip("link", "set", node.outer, "master", self._bridge, "up")
-        _ip(*inside, "addr", "add", f"{node.address}/24", "dev", "eth0")
-        _ip(*inside, "link", "set", "eth0", "up")
+        _ip(*inside, "addr", "add", f"{node.address}/24", "dev", node.inner)
+        _ip(*inside, "link", "set", node.inner, "up")
         _ip(*inside, "link", "set", "lo", "up")
+
+    def _lay_line(self, node: RayNode) -> None:
+        """Connect a node by a line with a delay. Large frames keep it from costing much time."""
+        made = f"{node.outer}i"
+        arguments = (made, node.outer, str(self._delay_s / 2), str(self._loss), str(node.number))
+        line = subprocess.Popen(
+            [sys.executable, "-m", "tests.nodes.delay_line", *arguments], stdout=subprocess.PIPE
+        )
+        self._lines.append(line)
+        assert line.stdout is not None
+        assert line.stdout.readline().strip().decode() == READY, f"no line to {node.address}"
+        for end in (made, node.outer):
+            _ip("link", "set", end, "mtu", str(LINE_MTU))
+        _ip("link", "set", made, "netns", node.namespace, "name", node.inner)
 
     def start_ray(self, node: RayNode) -> None:
         """Start a raylet on a node that has none."""
         within = ["ip", "netns", "exec", node.namespace]
         self._ray_start(within, f"--address={self.ray_address}", address=node.address)
 
-    def _ray_start(self, within: list[str], *arguments: str, address: str) -> None:
+    def _ray_start(
+        self, within: list[str], *arguments: str, address: str
+    ) -> subprocess.Popen[bytes]:
         command = [
             *within,
             str(Path(sys.executable).with_name("ray")),
@@ -169,7 +219,7 @@ class NodeNetwork:
             *arguments,
             f"--node-ip-address={address}",
             "--num-cpus=1",
-            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--object-store-memory={self._object_store_bytes}",
             *([f"--labels=rack={self.racks[address]}"] if address in self.racks else []),
             "--disable-usage-stats",
             "--block",
@@ -177,7 +227,7 @@ class NodeNetwork:
         log = self._folder / f"ray-{address}.log"
         for _ in range(STARTS):
             if self._has_started(command, log):
-                return
+                return self._started[-1]
         raise AssertionError(log.read_text(errors="replace")[-2000:])
 
     def _has_started(self, command: list[str], log: Path) -> bool:
@@ -201,7 +251,7 @@ class NodeNetwork:
     @contextmanager
     def deaf(self, sender: RayNode, receiver: RayNode) -> Iterator[None]:
         """What ``sender`` sends to ``receiver`` vanishes meanwhile; the other way all arrives."""
-        place = (receiver.address, "dev", "eth0")
+        place = (receiver.address, "dev", sender.inner)
         inside = ("-n", sender.namespace)
         _ip(*inside, "neigh", "replace", *place, "lladdr", NOBODY, "nud", "permanent")
         try:
@@ -217,6 +267,22 @@ class NodeNetwork:
             yield
         finally:
             _ip("link", "set", node.outer, "up")
+
+    @contextmanager
+    def head_away(self) -> Iterator[None]:
+        """All processes of the head hang meanwhile: its GCS, its raylet, and its servers.
+
+        The process of the test, which is at the head's address, goes on.
+        """
+        head = psutil.Process(self._head.pid)
+        stopped = [head, *head.children(recursive=True)]
+        for process in stopped:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                process.resume()
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -240,6 +306,9 @@ class NodeNetwork:
                 _ip("netns", "del", node.namespace)  # its link goes with it
         psutil.wait_procs(below, END_TIMEOUT_S)
         self._reap()
+        for line in self._lines:
+            line.kill()
+            line.wait(END_TIMEOUT_S)
         if self._bridge in _ip("-brief", "link", "show", "type", "bridge"):
             _ip("link", "del", self._bridge)
 
