@@ -154,6 +154,11 @@ class NodeNetwork:
         (found,) = [node for node in self.nodes if node.address == address.partition(":")[0]]
         return found
 
+    def address_of(self, pid: int) -> str:
+        """The address of the node that a process runs on."""
+        namespace = _ip("netns", "identify", str(pid)).strip()
+        return next((each.address for each in self.nodes if each.namespace == namespace), HEAD)
+
     # ---- making it ---------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -283,6 +288,20 @@ class NodeNetwork:
         finally:
             for process in stopped:
                 process.resume()
+
+    @contextmanager
+    def lost(self, address: str) -> Iterator[None]:
+        """The node with an address is killed, and comes back afterwards; the head hangs instead."""
+        if address == HEAD:
+            with self.head_away():
+                yield
+            return
+        node = self.node_at(address)
+        self.kill(node)
+        try:
+            yield
+        finally:
+            self.start_ray(node)
 
     # ---- the end -----------------------------------------------------------------------------
 

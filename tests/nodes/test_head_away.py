@@ -1,6 +1,6 @@
 """The node of Ray's head hangs for a minute, with its GCS and the servers that it has.
 
-Clients write all the time to a table of each durability. The test judges no speed, but writes go on.
+Clients write all the time to a table of each durability, and go on. The test judges no speed.
 """
 
 from __future__ import annotations

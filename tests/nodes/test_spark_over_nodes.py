@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.soak]
 
 ROWS = 100_000
 ATTEMPTS = 3
+SPARK_HOST = "ray::SparkHost"
+"""Name of the process of the actor that has the session."""
 LIMIT_S = 180.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("name", pa.string())])
 
@@ -73,3 +76,22 @@ def test_spark_recovers_the_tablets_of_a_server_on_another_node(cluster: Cluster
             break
     assert engines[-1][1] == "spark", engines
     print("recovered by Spark:", engines[-1], "head:", HEAD)
+
+
+def test_the_node_of_the_session_is_lost_within_a_recovery(
+    cluster: ClusterFixture, network: NodeNetwork
+) -> None:
+    """The masters have the owners merge what Spark does not answer for. Every row is there."""
+    database = cluster.database
+    table = database.table("rows")
+    expected = table.scan().sort_by("id")
+    stelae.spark.warm(database)
+    (host,) = [
+        each.pid for each in psutil.process_iter() if each.name().startswith(SPARK_HOST[:15])
+    ]
+    session = network.address_of(host)
+    tservers = cluster.servers.wait_live("tserver", len(network.nodes) + 1).values()
+    victim = next(each for each in tservers if each["node"] != session and each.get("tablets"))
+    cluster.servers.kill(victim["id"])
+    with network.lost(session):
+        assert table.scan(timeout=LIMIT_S).sort_by("id").equals(expected)
