@@ -153,6 +153,14 @@ class ClientLoad:
         self.stop()
         check_failures(self.clients)
 
+    def longest_pause_s(self, table: str, since: float) -> float:
+        """The longest time, of any client of a table, between two of its writes.
+
+        The later one was acknowledged not before ``since``, by the monotonic clock.
+        """
+        of_table = [client for client in self.clients if client.table.name == table]
+        return max(client.longest_pause_s(since) for client in of_table)
+
     def check_rows(self, table: str, seen_by: Table | None = None) -> int:
         """Compare all rows of a table with what its clients know; how many rows there are.
 

@@ -7,6 +7,7 @@ import copy
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ class Drill:
         self.wait_writes(f"after {changes}")
         return [str(step).split(" (")[0] for step in done.steps]
 
+    def timed(self, step: Callable[[Drill], None]) -> str:
+        """Take a step; how long it took, and the longest pause of a client of each table in it."""
+        began = time.monotonic()
+        step(self)
+        taken_s = time.monotonic() - began
+        pauses = [
+            f"{table} {self.load.longest_pause_s(table, began):.2f} s" for table in DURABILITIES
+        ]
+        return f"{step.__name__}: {taken_s:.1f} s; longest pauses: {', '.join(pauses)}"
+
     def wait_whole(self, what: str) -> None:
         """Nothing is missed anywhere any more."""
         found = self.database.check(wait=90.0)
@@ -125,6 +136,24 @@ def change_safekeepers(drill: Drill) -> None:
     drill.wait_writes("with other safekeepers")
 
 
+def change_masters(drill: Drill) -> None:
+    """Two masters more join the catalog's group, one at a time; then the last two leave it."""
+    assert drill.apply(masters={"count": 5}) == ["add master-4", "add master-5"]
+    assert len(drill.servers.wait_live("master", 5)) == 5
+    drill.wait_writes("with five masters")
+    done = drill.apply(masters={"count": 3})
+    assert done[-1].startswith("remove master-"), done
+    left = {"master-1", "master-2", "master-3"}
+    drill.cluster.until(lambda: set(drill.servers.live("master")) == left, "three masters")
+
+
+def give_memory(drill: Drill) -> None:
+    """Each tablet server is started again with more memory, one at a time."""
+    names = sorted(drill.servers.live("tserver"))
+    done = drill.apply(tservers={"memory": "224MiB"})
+    assert done == [f"restart {name}" for name in names]
+
+
 def renew_all(drill: Drill) -> None:
     """As for an upgrade: every process is started anew, one at a time."""
     for kind in ("safekeeper", "tserver", "master"):
@@ -145,13 +174,17 @@ def shrink(drill: Drill) -> None:
 
 
 STEPS: list[Callable[[Drill], None]] = [
-    grow, lose_one, retire_one, replace_a_backup, change_safekeepers, renew_all, shrink,
+    grow, lose_one, retire_one, replace_a_backup, change_safekeepers, change_masters, give_memory,
+    renew_all, shrink,
 ]  # fmt: skip
 
 
 def test_the_operators_drill_loses_nothing(tmp_path: Path) -> None:
-    """Grow, lose, retire, replace, move logs, start all anew, shrink: every client goes on after
-    each, every row is as it must be in the end, and so is every entry of the index."""
+    """Grow, lose, retire, replace, move logs, change masters and memory, start all again, shrink.
+
+    Every client goes on after each step. In the end every row is as it must be, and so is every
+    entry of the index. How long each step took is printed, and judged by nobody here.
+    """
     spec: Spec = {
         "cluster": "drill",
         "data_dir": str(tmp_path),
@@ -168,7 +201,7 @@ def test_the_operators_drill_loses_nothing(tmp_path: Path) -> None:
         try:
             drill.wait_writes("at the beginning")
             for step in STEPS:
-                step(drill)
+                print(drill.timed(step), flush=True)
         finally:
             drill.load.stop()
         drill.load.end()
