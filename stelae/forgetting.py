@@ -8,8 +8,10 @@ Rules:
    is the folder that it lies in.
 2. All is looked at before anything is removed. Where a server runs, somebody launches the cluster,
    or a folder is a link, nothing is.
-3. A machine's ``cluster.json`` goes once all else has gone, and this machine goes last of all: what
-   was interrupted, or did not reach every machine, is given again and goes on.
+3. A folder's instance file, or a backup's frames, go after all else in it: they say whose it is.
+4. A machine's ``cluster.json`` goes once all rows have gone, and this machine goes last of all. A
+   command that was interrupted, or did not reach every machine, is given again and goes on.
+5. The spec and the secret go after ``cluster.json``, which nobody could use without them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import ray
 from stelae.actors.backup.disk_opening import FRAME_FILE
 from stelae.actors.backup.frames import SUPERBLOCKS_BYTES, newest_superblock
 from stelae.actors.ray_host.kept_files import LOCK_FILE as FILES_LOCK
-from stelae.actors.ray_host.kept_files import NAMES, SECRET_FILE, STATE_FILE, read_files
+from stelae.actors.ray_host.kept_files import NAMES, SECRET_FILE, SPEC_FILE, STATE_FILE, read_files
 from stelae.actors.server.instance import INSTANCE_FILE, Instance, decode_instance
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
@@ -48,6 +50,8 @@ _SERVER = re.compile(rf"({_KINDS})-[0-9]+(\.[a-z]+-[0-9]+)?")
 """Names of servers' folders, also of those that were set aside."""
 _FILES = (*NAMES, FILES_LOCK, LAUNCH_LOCK, LOG_FILE)
 _FOLDERS = (AUDIT_FOLDER, HAPROXY_FOLDER)
+_LAST = (STATE_FILE, SPEC_FILE, SECRET_FILE, LAUNCH_LOCK)
+"""In the order in which they are removed (R4, R5)."""
 REMOVAL_TIMEOUT_S = 600.0
 """Of all machines, which remove side by side."""
 
@@ -170,6 +174,23 @@ def _forget_elsewhere(known: Stored) -> None:
         )
 
 
+def forget_rest(data_dir: Path) -> None:
+    """Remove the spec and the secret that an interrupted removal has left behind (R5).
+
+    A folder with a ``cluster.json``, or with a folder of a server, is left as it is. Raises
+    AlreadyRunning: somebody launches a cluster there.
+    """
+    if any((data_dir / name).exists() for name in _LAST):
+        with _launch_lock(data_dir):
+            names = [each.name for each in data_dir.iterdir()]
+            if STATE_FILE in names or any(_SERVER.fullmatch(name) for name in names):
+                return
+            for name in _LAST:
+                (data_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        data_dir.rmdir()
+
+
 @contextlib.contextmanager
 def _launch_lock(data_dir: Path) -> Iterator[None]:
     lock = LaunchLock(data_dir)
@@ -202,7 +223,7 @@ def _found(data_dir: Path, cluster: str, media: Sequence[str]) -> _Found:
         is_begun = instance is not None and instance.cluster == cluster
         if is_begun or (is_server and not any(each.iterdir())):
             servers.append(each)
-        elif each.name in (STATE_FILE, SECRET_FILE, LAUNCH_LOCK):
+        elif each.name in _LAST:
             continue
         elif each.name in _FILES or each.name in _FOLDERS:
             rest.append(each)
@@ -210,11 +231,16 @@ def _found(data_dir: Path, cluster: str, media: Sequence[str]) -> _Found:
             others.append(each)
         if instance is not None and is_begun:
             uuids.add(instance.server_uuid)
+    names = {each.name.partition(".")[0] for each in servers}
     on_media = [
         folder
         for medium in dict.fromkeys(media)
         for folder in (sorted(Path(medium).iterdir()) if Path(medium).is_dir() else ())
-        if _SERVER.fullmatch(folder.name) and _owner_of_frames(folder, cluster) in uuids
+        if _SERVER.fullmatch(folder.name)
+        and (
+            _owner_of_frames(folder, cluster) in uuids
+            or (folder.name.partition(".")[0] in names and _is_bare(folder))
+        )
     ]
     return _Found(tuple(servers), tuple(on_media), tuple(rest), tuple(others))
 
@@ -236,6 +262,11 @@ def _owner_of_frames(folder: Path, cluster: str) -> str | None:
     except (StopIteration, OSError):
         return None
     return superblock.server if superblock is not None and superblock.cluster == cluster else None
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether there is no file in it: a removal may have ended before the folder was removed."""
+    return folder.is_dir() and all(each.is_dir() for each in folder.rglob("*"))
 
 
 def _size_bytes(folder: Path) -> int:
@@ -269,14 +300,16 @@ def _remove(data_dir: Path, cluster: str, media: Sequence[str]) -> None:
     _check(found)
     try:
         # First media: whose frames those are is said by the instance files in the data_dir.
-        for folder in (*found.on_media, *found.servers):
-            shutil.rmtree(folder)
+        for folder in found.on_media:
+            _remove_folder(folder, next(folder.rglob(FRAME_FILE), folder / FRAME_FILE))
+        for folder in found.servers:
+            _remove_folder(folder, folder / INSTANCE_FILE)
         for each in found.rest:
             if each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each)
             else:
                 each.unlink()
-        for name in (STATE_FILE, SECRET_FILE, LAUNCH_LOCK):
+        for name in _LAST:
             (data_dir / name).unlink(missing_ok=True)
     except OSError as error:
         raise RetryLater(
@@ -285,3 +318,19 @@ def _remove(data_dir: Path, cluster: str, media: Sequence[str]) -> None:
         ) from error
     with contextlib.suppress(OSError):  # others' files are in it, or it is a disk of its own
         data_dir.rmdir()
+
+
+def _remove_folder(folder: Path, last: Path) -> None:
+    """Remove a folder, and of what is in it the file ``last`` after all else (R3)."""
+    for each in sorted(folder.iterdir()):
+        if each == last or each in last.parents:
+            continue
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+    if last.parent == folder:
+        last.unlink(missing_ok=True)
+    else:
+        _remove_folder(folder / last.relative_to(folder).parts[0], last)
+    folder.rmdir()

@@ -283,6 +283,9 @@ def down(
         if known.left:
             words += f"; not its own, and left: {', '.join(map(str, known.left))}"
     elif forget:
+        from stelae.forgetting import forget_rest
+
+        forget_rest(folder)
         words += "; nothing is stored there"
     if as_json:
         print_json({"data_dir": folder, "was_up": was_up, "forgotten": known is not None})

@@ -21,10 +21,22 @@ MUTANTS = [
             ("instance is not None and instance.cluster == cluster", "instance is not None"),
             ("or (is_server and not any(each.iterdir())):", "or is_server:"),
             (
-                "        if _SERVER.fullmatch(folder.name) and _owner_of_frames(folder, cluster) in uuids\n",
-                "        if _SERVER.fullmatch(folder.name)\n",
+                "            _owner_of_frames(folder, cluster) in uuids\n",
+                "            True\n",
             ),
             ("and superblock.cluster == cluster else None", "else None"),
+            ('(folder.name.partition(".")[0] in names and _is_bare(folder))', "_is_bare(folder)"),
+            ('or (folder.name.partition(".")[0] in names and _is_bare(folder))', ""),
+            ("if each == last or each in last.parents:", "if each in last.parents:"),
+            (
+                "_LAST = (STATE_FILE, SPEC_FILE, SECRET_FILE",
+                "_LAST = (SPEC_FILE, STATE_FILE, SECRET_FILE",
+            ),
+            ("if STATE_FILE in names or any(", "if any("),
+            (
+                "if STATE_FILE in names or any(_SERVER.fullmatch(name) for name in names):",
+                "if STATE_FILE in names:",
+            ),
             ("    folders = (*found.servers, *found.on_media)\n", "    folders = found.servers\n"),
             ("    folders = (*found.servers, *found.on_media)\n", "    folders = found.on_media\n"),
             ("        if folder.is_symlink() or os.path.ismount(folder):\n", "        if False:\n"),
@@ -35,12 +47,14 @@ MUTANTS = [
                 "",
             ),
             (
-                "        for folder in (*found.on_media, *found.servers):\n",
-                "        for folder in (*found.servers, *found.on_media):\n",
-            ),
-            (
-                "        for name in (STATE_FILE, SECRET_FILE, LAUNCH_LOCK):\n",
-                "        for name in (LAUNCH_LOCK, STATE_FILE, SECRET_FILE):\n",
+                "        for folder in found.on_media:\n"
+                "            _remove_folder(folder, next(folder.rglob(FRAME_FILE), folder / FRAME_FILE))\n"
+                "        for folder in found.servers:\n"
+                "            _remove_folder(folder, folder / INSTANCE_FILE)\n",
+                "        for folder in found.servers:\n"
+                "            _remove_folder(folder, folder / INSTANCE_FILE)\n"
+                "        for folder in found.on_media:\n"
+                "            _remove_folder(folder, next(folder.rglob(FRAME_FILE), folder / FRAME_FILE))\n",
             ),
         ],
     ),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import os
 import random
 import shutil
@@ -26,7 +27,7 @@ from stelae.core.ids import ServerUuid, make_uuid
 from stelae.deploy import cluster_state, nodes
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.locks import LaunchLock
-from stelae.forgetting import Stored, forget, forget_here, stored
+from stelae.forgetting import Stored, forget, forget_here, forget_rest, stored
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 
 SECRET = bytes(range(32))
@@ -206,28 +207,47 @@ def test_another_clusters_folder_is_left_alone(tmp_path: Path) -> None:
     forget_here(tmp_path / "none", "demo", SECRET, [])
 
 
-@pytest.mark.parametrize("after", range(7))
 def test_what_was_interrupted_is_given_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each removal is the last one once; what says whose folder it is goes last."""
-    media = tmp_path / "fast"
-    data_dir = made(tmp_path, media)
-    real, removed = shutil.rmtree, list[Path]()
+    """Each removal of a file or of a folder is the last one once; the next command removes the
+    rest, and media elsewhere are among it."""
+    media, after, is_whole = tmp_path / "fast", 0, False
+    while not is_whole:
+        data_dir, left = made(tmp_path, media), after
 
-    def interrupted(path: Path) -> None:
-        if len(removed) == after:
-            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
-        removed.append(path)
-        real(path)
+        def interrupted(real: Any, *args: Any, **options: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise OSError(errno.EBUSY, "Device or resource busy", str(args[0]))
+            left -= 1
+            real(*args, **options)
 
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
-    with pytest.raises(RetryLater, match="cannot be removed: Device or resource busy"):
-        forget(known_of(data_dir))
-    monkeypatch.undo()
-    forget(known_of(data_dir))
-    assert not data_dir.exists()
-    assert list(media.iterdir()) == []
+        with monkeypatch.context() as patched:
+            for name in ("unlink", "rmdir"):
+                patched.setattr(os, name, functools.partial(interrupted, getattr(os, name)))
+            with contextlib.suppress(RetryLater):
+                forget(known_of(data_dir))
+                is_whole = left > 0
+        if (known := stored(data_dir)) is not None:
+            forget(known)
+        forget_rest(data_dir)
+        assert not data_dir.exists(), f"interrupted after {after}"
+        assert list(media.iterdir()) == [], f"interrupted after {after}"
+        after += 1
+    assert after > 20
+
+
+def test_what_is_no_rest_of_a_removal_is_left(tmp_path: Path) -> None:
+    """A cluster, and a folder whose ``cluster.json`` was lost while it has servers."""
+    data_dir = made(tmp_path, tmp_path / "fast")
+    forget_rest(data_dir)
+    assert stored(data_dir) is not None
+    (data_dir / "cluster.json").unlink()
+    before = sorted(data_dir.iterdir())
+    forget_rest(data_dir)
+    assert sorted(data_dir.iterdir()) == before
+    forget_rest(tmp_path / "none")
 
 
 def test_files_of_running_servers_may_vanish_while_they_are_counted(
