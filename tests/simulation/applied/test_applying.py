@@ -24,5 +24,12 @@ def test_a_planted_bug_of_applying_is_found(bug: str) -> None:
     scenario = load_scenario("applied")
     outcome = find_bug(scenario, bug, BUG_SEEDS)
     assert outcome.failure is not None
-    assert isinstance(outcome.failure.error, AssertionError | ExceptionGroup)
+    assert _is_judgement(outcome.failure.error), outcome.failure.error
     assert run_seed(scenario, outcome.seed).failure is None
+
+
+def _is_judgement(error: BaseException) -> bool:
+    """Whether a judge has found something, in whatever task group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_judgement(each) for each in error.exceptions)
+    return isinstance(error, AssertionError)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from stelae import forgetting
 from stelae.actors.backup.frames import Superblock, encode_superblock
-from stelae.actors.server.instance import Instance, encode_instance
+from stelae.actors.server.instance import Instance, decode_instance, encode_instance
 from stelae.cli.app import app
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
@@ -120,6 +120,9 @@ def test_what_is_not_the_clusters_own_is_left_and_named(tmp_path: Path) -> None:
     (data_dir / "tserver-9").write_text("no folder")
     frames(media / "backup-2", "00000000", "demo")
     frames(media / "backup-3", "00000000", "other")
+    # A copy of a backup's folder that another cluster began on: the UUID is the same.
+    backup = decode_instance((data_dir / "backup-1" / "instance").read_bytes()).server_uuid
+    frames(media / "backup-5", backup, "other")
     for name in ("audit", "backup-4"):
         (media / name).mkdir()
     known = known_of(data_dir)
@@ -128,7 +131,7 @@ def test_what_is_not_the_clusters_own_is_left_and_named(tmp_path: Path) -> None:
     forget(known)
     assert sorted(each.name for each in data_dir.iterdir()) == left
     assert sorted(each.name for each in media.iterdir()) == [
-        "audit", "backup-2", "backup-3", "backup-4",
+        "audit", "backup-2", "backup-3", "backup-4", "backup-5",
     ]  # fmt: skip
     assert stored(data_dir) is None
 
@@ -243,6 +246,12 @@ def test_what_is_no_rest_of_a_removal_is_left(tmp_path: Path) -> None:
     data_dir = made(tmp_path, tmp_path / "fast")
     forget_rest(data_dir)
     assert stored(data_dir) is not None
+    bare = tmp_path / "bare"  # a cluster that never began, or has its servers elsewhere
+    bare.mkdir()
+    for name in ("cluster.json", "secret", "spec.json"):
+        shutil.copy(data_dir / name, bare / name)
+    forget_rest(bare)
+    assert len(list(bare.iterdir())) == 3 + 1, "and the lock of launches"
     (data_dir / "cluster.json").unlink()
     before = sorted(data_dir.iterdir())
     forget_rest(data_dir)
@@ -296,17 +305,22 @@ def test_machines_that_do_not_answer_are_named_and_this_one_goes_last(
     known = known_of(data_dir)
     assert known.machines == ("a", "b")
     silent = {"a": "[Errno 13] Permission denied"}
+    asked: list[str] = []
 
     def ask(work: Any, selectors: Any, arguments: Any, timeout_s: float) -> nodes.Told[None]:
         assert work is forget_here
         assert sorted(selectors) == sorted(set(ray.names) - {"me"})
         assert arguments["a"] == (data_dir, "demo", SECRET, known.media)
         assert timeout_s > 60
+        asked.extend(selectors)
         return nodes.Told({name: None for name in selectors if name not in silent}, silent)
 
     ray = FakeRay()
     monkeypatch.setattr(forgetting, "ray", ray)
     monkeypatch.setattr(nodes, "ask", ask)
+    with locked(data_dir / "backup-1"), pytest.raises(AlreadyRunning):
+        forget(known)
+    assert not asked, "a server runs here, so no other machine removes anything"
     with pytest.raises(RetryLater, match=r"a: .*Permission denied\n  b: Ray does not have it"):
         forget(known)
     assert (data_dir / "backup-1" / "rows").exists()
