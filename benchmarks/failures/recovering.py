@@ -56,7 +56,8 @@ def measure(quick: bool, engine: str = "native", gigabytes: int = 1) -> list[Fig
         if engine == "spark":
             spark.warm(database)
         limit_s = LIMITS_S[engine][gigabytes]
-        return kill(database, table, victim, probes, count, survivors, engine, limit_s)
+        figures = kill(database, table, victim, probes, count, survivors, engine, limit_s)
+        return figures + _predicted(figures)
 
 
 def fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
@@ -123,8 +124,7 @@ def kill(
     rate = count * ROW_BYTES / 1e6 / max(loading_s, 1e-6)
     figures.append(at_least("… all rows in memory again", rate, LOADED_MB_S, "MB/s"))
     figures.append(shown("… all rows in memory", recovery["loaded_s"], "s", "since detection"))
-    figures += _phases(recovery, killed_wall)
-    return figures + _predicted(figures)
+    return figures + _phases(recovery, killed_wall)
 
 
 def _predicted(figures: list[Figure]) -> list[Figure]:
