@@ -268,10 +268,8 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
     report, durability = _report_of(inputs, tablet), table.durability_of(tablet)
     deaths = _deaths(inputs, tablet, report)
-    problem: str = inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else "")
-    if deaths is not None:
-        said = _describe_deaths(inputs, deaths)
-        problem = f"{said}; {problem}" if problem else said
+    said = "" if deaths is None else _describe_deaths(inputs, deaths)
+    why = inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else "")
     found = {
         "id": tablet.tablet_id,
         "table": table.name,
@@ -295,7 +293,7 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "load_per_s": _load_per_s(inputs, report),
         "cleaning": describe_cleaning([report]),
         "owners_died": 0 if deaths is None else deaths.times,
-        "problem": problem,
+        "problem": "; ".join(filter(None, (said, why))),
     }
     if tablet.timeline is not None:
         found["timeline"] = msgspec.to_builtins(tablet.timeline)

@@ -322,6 +322,32 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "coordinator/placement/returning_backups.py",
+        (f"{_UNIT}/placement/test_returning_backups.py",),
+        [
+            ("uuid in lost and not each.is_lost\n", "uuid in lost\n"),
+            ("doubled_s(after_s, each.losses - 1, longest_s)", "after_s"),
+            ("longest_s = max(after_s, LONGEST_WAIT_S)", "longest_s = LONGEST_WAIT_S"),
+            ("                each.present_since = None\n", "                pass\n"),
+            ("if now >= since + FORGOTTEN_WAITS * longest_s:", "if now >= since + longest_s:"),
+            ("if now >= since + FORGOTTEN_WAITS * longest_s:", "if False:"),
+            (
+                "for uuid, each in self._known.items() if uuid in counted_on}",
+                "for uuid, each in self._known.items()}",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/copysets.py",
+        (f"{_UNIT}/placement/test_returning_backups.py",),
+        [
+            ("for server in free if server.uuid not in left_out]", "for server in free]"),
+            ("    if groups or len(steady)", "    if len(steady)"),
+            ("key=lambda server: left_out.index(server.uuid),", "key=lambda server: server.uuid,"),
+            ("back[: size - len(steady)]", "back"),
+        ],
+    ),
+    *mutants_of(
         "actors/tserver/segments/avoided.py",
         ("tests/unit/actors/tserver/segments/test_avoided.py",),
         [
