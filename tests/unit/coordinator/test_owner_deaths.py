@@ -211,7 +211,8 @@ def test_parts_inherit_a_row_of_deaths_and_what_is_over_is_forgotten() -> None:
     owners.opening(A, 9, 100.0)
     owners.begin_round(100.0 + LONGEST_SERVER_PAUSE_S + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
     assert owners.deaths(100.0) == {}
-    assert not owners._opening
+    owners.ended(S1, [(A, 9)], 100.0)
+    assert not owners.avoid(A)
 
 
 def test_status_tells_who_died_how_often_and_when_it_is_tried_again() -> None:
