@@ -13,6 +13,7 @@ A tablet's life, each arrow one catalog entry that compares the record's generat
 - owner live but FAILED in this term, or no longer reporting what it should serve: the same;
 - owner live but waiting in vain for servers that others reach, or not to be told anything: the
   same, after a while (`stelae.coordinator.backoff.owners`); what it serves it is told to close;
+- owner dead while it opened the tablet, as the one before it: the same, after a pause that grows;
 - CREATING for too long, whoever was given it: REPLACED, and a tablet with a new id is CREATING in
   its place, in one entry. Whatever of the old one turns up late is closed;
 - DELETED or REPLACED: tservers are told to close it, backups to free it.
@@ -46,7 +47,7 @@ from stelae.coordinator.groups.group import absent_members, group_of
 from stelae.coordinator.groups.replacements import CopyLimits
 from stelae.coordinator.groups.tserver_loads import tserver_loads
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
-from stelae.coordinator.liveness.standing import HAD, knows_less, standing_of
+from stelae.coordinator.liveness.standing import HAD, has_all_rows, knows_less, standing_of
 from stelae.coordinator.moves.departures import Close
 from stelae.coordinator.moves.planned_moves import planned_closes
 from stelae.coordinator.placement.assignment import Load, beside_of, choose_members, choose_owners
@@ -242,6 +243,7 @@ class _Round:
             run = Run(*owner)
             seen = self._live.get(run)
             if seen is None:
+                self._note_death(run)
                 for tablet in self._catalog.owned_by(*owner):
                     self._owner_not_heard(tablet, run)
             elif seen.picture.is_exact:
@@ -353,6 +355,21 @@ class _Round:
         if self._is_stuck(tablet):
             self._stuck.setdefault(tablet.table_id, []).append(tablet)
 
+    def _note_death(self, run: Run) -> None:
+        """If an owner has died: what it was opening then may be what it died of."""
+        if self._liveness.is_live(run, self._now):
+            return
+        seen = self._liveness.find(run)
+        owned = sorted(self._catalog.owned_by(*run), key=lambda t: (t.table_id, t.number))
+        opening = []
+        for tablet in owned:
+            report = None if seen is None else seen.reports.get(tablet.tablet_id)
+            if report is not None and report.term == tablet.term and has_all_rows(report):
+                self._pacing.owners.was_open(tablet.tablet_id)
+            else:
+                opening.append((tablet.tablet_id, tablet.term))
+        self._pacing.owners.ended(run.uuid, opening, self._now)
+
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""
         self._pacing.owners.unsettled(tablet.tablet_id, self._now)
@@ -362,6 +379,8 @@ class _Round:
             self._move(tablet, "it has no owner yet")
         elif self._liveness.is_live(run, self._now):
             return  # not heard yet: it may be talking to the other masters
+        elif not self._pacing.owners.may_open(tablet.tablet_id, self._now):
+            return  # the next owner might die of it as well
         elif not tablet.may_be_served or self._now >= self._liveness.free_at(run):
             seen = self._liveness.find(run)
             if seen is None:  # it might speak for the first time before the entry is committed

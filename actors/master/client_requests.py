@@ -388,6 +388,7 @@ def status_inputs(
         events=tuple(master.events.describe(now, wall)),
         waits={} if coordinator is None else coordinator.pacing.successions.waits,
         is_encrypted=master.is_encrypted,
+        deaths={} if coordinator is None else coordinator.pacing.owners.deaths(now),
     )
 
 

@@ -100,6 +100,8 @@ class TabletFacts(msgspec.Struct, frozen=True):
     """Of a table with ``wal(n, …)``: the safekeepers of its log."""
     succeeds: str = ""
     """The tablet in whose place it is to be, if its table is given another durability."""
+    owners_died: int = 0
+    """Servers in a row that ended while they opened it, from two on, until it is open."""
 
 
 class ServerFacts(msgspec.Struct, frozen=True):

@@ -58,6 +58,11 @@ WAITING = (
     "if none has, raise tservers.count or tservers.memory in cluster.yaml and `stelae apply`; "
     "backups that it waits for have to be started"
 )
+OWNERS_DIED = (
+    "it is tried again by itself, less often each time. The logs of the servers that ended may say "
+    "why (`stelae logs`): if they had too little memory, raise tservers.memory in cluster.yaml and "
+    "`stelae apply`"
+)
 _DEAD = {
     ServerKind.TSERVER: "its tablets are recovered elsewhere; start it again, or leave it out: a "
     "smaller tservers.count in cluster.yaml and `stelae apply`",
@@ -81,6 +86,8 @@ def for_tablet(tablet: TabletFacts, verdict: Verdict) -> str:
     match verdict:
         case Verdict.HEALTHY:
             return ""
+        case _ if tablet.owners_died:
+            return OWNERS_DIED
         case Verdict.RECOVERING if tablet.state == TabletState.RUNNING and not is_group:
             return WAITING
         case Verdict.RECOVERING:

@@ -45,6 +45,8 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         if tablet["state"] != "running":
             why = f": {tablet['problem']}" if tablet["problem"] else ""
             found.append(f"{name} is {tablet['state']}{why}")
+        elif tablet.get("owners_died"):
+            found.append(f"{name} is not open: {tablet['problem']}")
         elif tablet.get("loaded", 1.0) < 1.0 and tablet["problem"]:
             share = f"{100 * tablet['loaded']:.0f} %"
             found.append(f"{name} is loading, {share}, {tablet['problem']}")

@@ -122,6 +122,8 @@ def judge_owned(tablet: TabletFacts, *, is_owner_live: bool) -> Judged:
         reasons.append((Verdict.UNDER_REPLICATED, text))
     if tablet.segments_lacking:
         reasons.append((Verdict.UNAVAILABLE, f"rows of it cannot be read{why}"))
+    elif tablet.owners_died:
+        reasons.append((Verdict.RECOVERING, f"not all of its rows are in memory yet{why}"))
     elif tablet.problem:
         reasons.append((Verdict.RECOVERING, f"its server {tablet.leader} says{why}"))
     return Judged(tablet, tuple(reasons))

@@ -24,15 +24,24 @@ Rules:
    it (`doubted`).
 7. What takes a tablet's place, its parts or its replacement, inherits its failures (`inherit`): it
    has the same log, or the same rows to come.
+8. An owner that dies while it opens a tablet may have died of that (`ended`): of a damaged image,
+   or for want of memory. This is a failure by rule 4, of each tablet that it had been told to open
+   in this term and of which it did not report yet that all rows are in memory.
+9. From the second such death in a row on, the tablet is given to nobody for a pause that doubles.
+   Tablets that one server was opening when it died are spread over a second pause of the same
+   length. One that kills nobody is then open, and out of the row, before the next one is opened.
+10. The row ends once an owner had all rows of the tablet in memory (`was_open`).
+11. A death is one failure of the server by rule 6, whatever it was opening: a server that lost its
+   power with a hundred tablets on their way is no worse than one that lost it with two.
 
-Source: decisions §61, §62, §73.
+Source: decisions §61, §62, §73, §84.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from stelae.coordinator.placement.doubted import DoubtedServers
 from stelae.core.backoff import doubled_s
@@ -49,6 +58,11 @@ LONGEST_PATIENCE_S = 600.0
 SERVER_PAUSE_S = 10.0
 LONGEST_SERVER_PAUSE_S = 600.0
 """Pauses by which servers are ranked that failed with one tablet."""
+DEATH_PAUSE_S = 2.0
+LONGEST_DEATH_PAUSE_S = 600.0
+"""Pauses of a tablet whose owners died one after the other while they opened it."""
+ROW_OF_DEATHS = 2
+"""Deaths in a row from which on the tablet is suspected."""
 FORGOTTEN_AFTER_S = 300.0
 """Time for which a tablet must be settled, and its pauses be over, before its failures are
 forgotten."""
@@ -82,10 +96,24 @@ class _Failures:
     count: int = 0
     not_moved_before: float = 0.0
     servers: dict[ServerUuid, _Failure] = field(default_factory=dict)
+    deaths: int = 0
+    """Owners in a row that died while they opened it."""
+    died_last: ServerUuid | None = None
+    """The last of them."""
+    not_opened_before: float = 0.0
 
     def is_over(self, old: float) -> bool:
         """Whether the tablet was settled at ``old``, and no server was paused then (rule 5)."""
         return self.unsettled_at < old and all(s.until < old for s in self.servers.values())
+
+
+class Deaths(NamedTuple):
+    """Owners of one tablet that died one after the other while they opened it."""
+
+    times: int
+    last: ServerUuid | None
+    wait_s: float
+    """Seconds until it is given to another one; 0: it may be at once, or was."""
 
 
 @dataclass(slots=True)
@@ -109,6 +137,8 @@ class FailedOwners(Generic[K]):
         """The same as seen in the round before."""
         self._untold: dict[K, _Waiting] = {}
         self._given_up: dict[K, _GivenUp] = {}
+        self._opening: dict[K, _Waiting] = {}
+        """Tablets that this leader has told an owner to open, until their fate is known."""
         self._pruned_at = 0.0
 
     def begin_round(self, now: float) -> None:
@@ -127,6 +157,8 @@ class FailedOwners(Generic[K]):
             del self._given_up[tablet_id]
         for tablet_id in [i for i, each in self._untold.items() if each.seen_at < old]:
             del self._untold[tablet_id]
+        for tablet_id in [i for i, each in self._opening.items() if each.seen_at < old]:
+            del self._opening[tablet_id]
 
     def unsettled(self, tablet_id: K, now: float) -> None:
         """The tablet does not run yet, or its owner lacks something: it may still be failing."""
@@ -134,6 +166,8 @@ class FailedOwners(Generic[K]):
             failures.unsettled_at = now
         if (given_up := self._given_up.get(tablet_id)) is not None:
             given_up.unsettled_at = now
+        if (opening := self._opening.get(tablet_id)) is not None:
+            opening.seen_at = now
 
     def failed(self, tablet_id: K, servers: Sequence[ServerUuid], now: float) -> None:
         """The tablet failed once at each of ``servers``, which had it together, and moves: next
@@ -146,9 +180,7 @@ class FailedOwners(Generic[K]):
         failures.not_moved_before = now + pause_s
         failures.count += 1
         for server in servers:
-            known = failures.servers.setdefault(server, _Failure(0, now))
-            known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
-            known.count += 1
+            _failed_at(failures, server, now)
             self._doubted.failed(tablet_id, server, now)
 
     def may_move(self, tablet_id: K, now: float) -> bool:
@@ -185,6 +217,8 @@ class FailedOwners(Generic[K]):
             known = self._failures.setdefault(child, _Failures(now))
             known.unsettled_at = max(known.unsettled_at, now)
             known.count = max(known.count, failures.count)
+            if known.deaths < failures.deaths:
+                known.deaths, known.died_last = failures.deaths, failures.died_last
             for uuid, each in failures.servers.items():
                 mine = known.servers.get(uuid)
                 if mine is None or mine.until < each.until:
@@ -223,6 +257,51 @@ class FailedOwners(Generic[K]):
         times = 0 if failures is None else failures.count
         return now >= waiting.since + doubled_s(PATIENCE_S, times, LONGEST_PATIENCE_S)
 
+    # ---- deaths -----------------------------------------------------------------------------
+
+    def opening(self, tablet_id: K, term: int, now: float) -> None:
+        """The leader tells the owner to open the tablet; whether that arrives is not known."""
+        self._opening[tablet_id] = _Waiting(term, now, now)
+
+    def was_open(self, tablet_id: K) -> None:
+        """An owner that is dead had all rows of the tablet in memory (rule 10)."""
+        self._opening.pop(tablet_id, None)
+        if (failures := self._failures.get(tablet_id)) is not None:
+            failures.deaths = 0
+
+    def ended(self, server: ServerUuid, owned: Sequence[tuple[K, int]], now: float) -> None:
+        """A run of ``server`` has died. ``owned``: what it did not report as open, with the terms.
+        What it was not told to open, and what was counted before, does not count."""
+        suspects = []
+        for tablet_id, term in owned:
+            known = self._opening.pop(tablet_id, None)
+            if known is not None and known.term == term:
+                suspects.append(tablet_id)
+        for number, tablet_id in enumerate(suspects):
+            failures = self._failures.setdefault(tablet_id, _Failures(now))
+            failures.unsettled_at, failures.died_last = now, server
+            failures.deaths += 1
+            _failed_at(failures, server, now)
+            if (times := failures.deaths - ROW_OF_DEATHS) >= 0:
+                pause_s = doubled_s(DEATH_PAUSE_S, times, LONGEST_DEATH_PAUSE_S)
+                # Rule 9: no two of them are opened at the same moment.
+                failures.not_opened_before = now + pause_s * (1 + number / len(suspects))
+        if suspects:  # rule 11
+            self._doubted.failed(suspects[0], server, now)
+
+    def may_open(self, tablet_id: K, now: float) -> bool:
+        """Whether another owner may be told to open the tablet: no pause of rule 9 is under way."""
+        failures = self._failures.get(tablet_id)
+        return failures is None or now >= failures.not_opened_before
+
+    def deaths(self, now: float) -> dict[K, Deaths]:
+        """The tablets of which owners died one after the other."""
+        return {
+            tablet_id: Deaths(f.deaths, f.died_last, max(0.0, f.not_opened_before - now))
+            for tablet_id, f in self._failures.items()
+            if f.deaths >= ROW_OF_DEATHS
+        }
+
     # ---- served tablets ---------------------------------------------------------------------
 
     def give_up(self, tablet_id: K, term: int, reason: str, now: float) -> None:
@@ -233,3 +312,10 @@ class FailedOwners(Generic[K]):
         """Why the owner was told to close the tablet in this term; empty: it was not."""
         known = self._given_up.get(tablet_id)
         return known.reason if known is not None and known.term == term else ""
+
+
+def _failed_at(failures: _Failures, server: ServerUuid, now: float) -> None:
+    """Note one more failure of a tablet at ``server`` (rule 4)."""
+    known = failures.servers.setdefault(server, _Failure(0, now))
+    known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
+    known.count += 1

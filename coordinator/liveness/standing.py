@@ -115,6 +115,11 @@ def knows_less(tablet: TabletRecord, report: TabletReport) -> bool:
     return timeline is not None and report.timeline_generation < timeline.generation
 
 
+def has_all_rows(report: TabletReport) -> bool:
+    """Whether an owner has opened a tablet, and has all of its rows in memory."""
+    return report.progress in HAD and not report.remote_bytes
+
+
 def _is_settled(tablet: TabletRecord, report: TabletReport | None) -> bool:
     """It runs, and its owner says that it serves it, and where its log is, and what it inherits is
     needed still."""

@@ -8,7 +8,9 @@ record of the catalog, so that they stay as they are under whichever master lead
 - one of which a member has been away for long, or has not answered tservers for long, or is to be
   retired, is dissolved: its members are free again;
 - of free backups new groups are made, each over as many racks and nodes as it can be; those left
-  over wait for more. Owners move the segments of a dissolved group by and by
+  over wait for more. One that was lost before waits until it has stayed for a while
+  (`stelae.coordinator.placement.returning_backups`), unless there is no group without it. Owners
+  move the segments of a dissolved group by and by
   (`stelae.actors.tserver.segments.copyset_moves`).
 
 Source: Cidon et al., "Copysets" (ATC 2013); RAMCloud ``createReplicationGroups``.
@@ -29,12 +31,17 @@ Group = tuple[ServerUuid, ...]
 
 
 def next_groups(
-    groups: Sequence[Group], live: Sequence[ServerInfo], gone: Collection[ServerUuid], size: int
+    groups: Sequence[Group],
+    live: Sequence[ServerInfo],
+    gone: Collection[ServerUuid],
+    size: int,
+    left_out: Sequence[ServerUuid] = (),
 ) -> tuple[Group, ...]:
     """The groups from now on.
 
     ``live``: backups that are there. ``gone``: those away for so long that they count as lost.
-    ``size``: of a group; 0: there are to be none.
+    ``size``: of a group; 0: there are to be none. ``left_out``: those that are back, and do not
+    join a group yet unless there is none without them; of these the first ones join first.
     """
     if size == 0:
         return ()
@@ -45,7 +52,15 @@ def next_groups(
     ]
     taken = {member: None for group in kept for member in group}
     free = [server for server in live if server.uuid not in taken and server.uuid not in gone]
-    return (*kept, *_new_groups(free, size))
+    steady = [server for server in free if server.uuid not in left_out]
+    groups = (*kept, *_new_groups(steady, size))
+    back = sorted(
+        (server for server in free if server.uuid in left_out),
+        key=lambda server: left_out.index(server.uuid),
+    )
+    if groups or len(steady) + len(back) < size:
+        return groups
+    return tuple(_new_groups([*steady, *back[: size - len(steady)]], size))
 
 
 def _new_groups(free: Sequence[ServerInfo], size: int) -> list[Group]:
@@ -87,9 +102,10 @@ def draft_copysets(
     size: int,
     gone_after_s: float,
     shunned: Collection[ServerUuid] = (),
+    left_out: Sequence[ServerUuid] = (),
 ) -> CatalogBatch | None:
     """The groups as they should be; None: they are so already. ``shunned``: backups that have not
-    answered tservers for long: they count as gone."""
+    answered tservers for long: they count as gone. ``left_out``: see `next_groups`."""
     known = catalog.backups.copysets
     if size == 0 and not known.groups:
         return None
@@ -101,7 +117,7 @@ def draft_copysets(
         for member in members
         if catalog.mark(member).retiring or liveness.missed_s(member, now) >= gone_after_s
     ]
-    groups = next_groups(known.groups, live, gone, size)
+    groups = next_groups(known.groups, live, gone, size, left_out)
     if groups == known.groups:
         return None
     return CatalogBatch(copysets=Copysets(groups, known.generation + 1))

@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 
+from stelae.coordinator.backoff.owners import Deaths
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.ddl.alter import problem_of
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.liveness.shunned_backups import avoided_by
+from stelae.coordinator.liveness.standing import has_all_rows
 from stelae.coordinator.placement.known_backups import never_heard
 from stelae.coordinator.placement.leaving_backups import is_drained
 from stelae.coordinator.status.cleaning import describe_cleaning
@@ -69,6 +71,8 @@ class StatusInputs:
     """Why tablets do not get the durability that their table becomes."""
     is_encrypted: bool = False
     """Whether connections between machines have TLS."""
+    deaths: Mapping[TabletId, Deaths] = field(default_factory=dict)
+    """Tablets of which owners died one after the other while they opened it."""
 
 
 def status_document(inputs: StatusInputs) -> bytes:
@@ -263,6 +267,9 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     table = inputs.catalog.tables[tablet.table_id]
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
     report, durability = _report_of(inputs, tablet), table.durability_of(tablet)
+    deaths = _deaths(inputs, tablet, report)
+    said = "" if deaths is None else _describe_deaths(inputs, deaths)
+    why = inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else "")
     found = {
         "id": tablet.tablet_id,
         "table": table.name,
@@ -285,7 +292,8 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "reported": _is_reported(inputs, tablet),
         "load_per_s": _load_per_s(inputs, report),
         "cleaning": describe_cleaning([report]),
-        "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
+        "owners_died": 0 if deaths is None else deaths.times,
+        "problem": "; ".join(filter(None, (said, why))),
     }
     if tablet.timeline is not None:
         found["timeline"] = msgspec.to_builtins(tablet.timeline)
@@ -296,6 +304,22 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         if not inputs.is_leader:
             found["under_replicated"] = None
     return found
+
+
+def _deaths(
+    inputs: StatusInputs, tablet: TabletRecord, report: TabletReport | None
+) -> Deaths | None:
+    """Of its owners, while it is not open: the memory of them outlasts the tablet's recovery."""
+    deaths = inputs.deaths.get(tablet.tablet_id)
+    is_dead = not inputs.liveness.is_live(Run(tablet.owner, tablet.owner_incarnation), inputs.now)
+    is_open = report is not None and report.term == tablet.term and has_all_rows(report)
+    return None if is_open and not is_dead else deaths
+
+
+def _describe_deaths(inputs: StatusInputs, deaths: Deaths) -> str:
+    (last,) = _names_of(inputs, [deaths.last or ServerUuid("")])
+    then = f"next try in {deaths.wait_s:.0f} s" if deaths.wait_s else "another one is tried now"
+    return f"{deaths.times} servers in a row ended while they opened it, last {last}; {then}"
 
 
 def _rounded_down(share: float) -> float:

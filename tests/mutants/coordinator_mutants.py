@@ -6,6 +6,7 @@ from tests.mutants.mutant import mutants_of
 
 _UNIT = "tests/unit/coordinator"
 _OWNERS = (f"{_UNIT}/test_failed_owners.py",)
+_DEATHS = (f"{_UNIT}/test_owner_deaths.py",)
 _MOVES = (f"{_UNIT}/test_planned_moves.py",)
 _GROUPS = (
     f"{_UNIT}/groups/test_transfers.py",
@@ -24,6 +25,42 @@ MUTANTS = [
             ("and all(s.until < old for s in", "and all(True for s in"),
             ("            known.count = max(known.count, failures.count)\n", ""),
             ("known.servers[uuid] = replace(each)", "known.servers[uuid] = each"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/backoff/owners.py",
+        _DEATHS,
+        [
+            (
+                "            if known is not None and known.term == term:\n",
+                "            if True:\n",
+            ),
+            ("            failures.deaths += 1\n", ""),
+            ("            _failed_at(failures, server, now)\n            if", "            if"),
+            ("DEATH_PAUSE_S, times, LONGEST_DEATH_PAUSE_S)", "DEATH_PAUSE_S, 0, 600.0)"),
+            ("pause_s * (1 + number / len(suspects))", "pause_s"),
+            ("self._doubted.failed(suspects[0], server, now)", "pass"),
+            (
+                "        if suspects:  # rule 11\n",
+                "        for each in suspects:\n            self._doubted.failed(each, server, now)\n"
+                "        if suspects:\n",
+            ),
+            ("            failures.deaths = 0\n", "            pass\n"),
+            ("            if known.deaths < failures.deaths:\n", "            if False:\n"),
+            (
+                "if each.seen_at < old]:\n            del self._opening",
+                "if False]:\n            del self._opening",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        _DEATHS,
+        [
+            ("                self._note_death(run)\n", ""),
+            ("elif not self._pacing.owners.may_open(tablet.tablet_id, self._now):", "elif False:"),
+            ("report.term == tablet.term and has_all_rows(report):", "has_all_rows(report):"),
+            ("report.term == tablet.term and has_all_rows(report):", "report.term == tablet.term:"),
         ],
     ),
     *mutants_of(
@@ -282,6 +319,32 @@ MUTANTS = [
             ),
             ("if uuid in self._shunned_at or now >= since + after_s:", "if True:"),
             ("if now < last + after_s}", "if now <= last}"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/returning_backups.py",
+        (f"{_UNIT}/placement/test_returning_backups.py",),
+        [
+            ("uuid in lost and not each.is_lost\n", "uuid in lost\n"),
+            ("doubled_s(after_s, each.losses - 1, longest_s)", "after_s"),
+            ("longest_s = max(after_s, LONGEST_WAIT_S)", "longest_s = LONGEST_WAIT_S"),
+            ("                each.present_since = None\n", "                pass\n"),
+            ("if now >= since + FORGOTTEN_WAITS * longest_s:", "if now >= since + longest_s:"),
+            ("if now >= since + FORGOTTEN_WAITS * longest_s:", "if False:"),
+            (
+                "for uuid, each in self._known.items() if uuid in counted_on}",
+                "for uuid, each in self._known.items()}",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/copysets.py",
+        (f"{_UNIT}/placement/test_returning_backups.py",),
+        [
+            ("for server in free if server.uuid not in left_out]", "for server in free]"),
+            ("    if groups or len(steady)", "    if len(steady)"),
+            ("key=lambda server: left_out.index(server.uuid),", "key=lambda server: server.uuid,"),
+            ("back[: size - len(steady)]", "back"),
         ],
     ),
     *mutants_of(

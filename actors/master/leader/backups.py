@@ -4,6 +4,7 @@ whether those that are to be retired are needed yet, and which nobody needs any 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
@@ -12,8 +13,11 @@ from stelae.coordinator.liveness.shunned_backups import GoneBackups, shunned_bac
 from stelae.coordinator.placement.copysets import draft_copysets
 from stelae.coordinator.placement.known_backups import draft_forget
 from stelae.coordinator.placement.leaving_backups import draft_needed
+from stelae.coordinator.placement.returning_backups import ReturningBackups
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
+from stelae.core.ids import ServerUuid
+from stelae.core.records.records import ServerKind
 from stelae.core.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -38,6 +42,7 @@ class BackupKeeper:
         self._liveness = liveness
         self._operations = operations
         self._gone = GoneBackups()
+        self._returning = ReturningBackups()
 
     async def run(self) -> None:
         """For ever."""
@@ -54,14 +59,31 @@ class BackupKeeper:
 
     def _draft_copysets(self) -> CatalogBatch | None:
         now, gone_after_s = self._runtime.clock.monotonic(), self._settings.replica_dead_after_s
+        shunned = shunned_backups(self._liveness, now)
+        gone = self._gone.look(shunned, now, gone_after_s)
         return draft_copysets(
             self._catalog,
             self._liveness,
             now,
             size=self._settings.copyset_size,
             gone_after_s=gone_after_s,
-            shunned=self._gone.look(shunned_backups(self._liveness, now), now, gone_after_s),
+            shunned=gone,
+            left_out=self._left_out(shunned, gone, now),
         )
+
+    def _left_out(
+        self, shunned: Sequence[ServerUuid], gone: Sequence[ServerUuid], now: float
+    ) -> tuple[ServerUuid, ...]:
+        """Backups that were lost, and have not been back for long enough to join a copyset."""
+        liveness, after_s = self._liveness, self._settings.replica_dead_after_s
+        backups = self._catalog.backups
+        self._returning.forget(backups.known)
+        members = [member for group in backups.copysets.groups for member in group]
+        watched = dict.fromkeys([*members, *self._returning.known])
+        lost = [*gone, *(u for u in watched if liveness.missed_s(u, now) >= after_s)]
+        live = [seen.server.uuid for seen in liveness.live(ServerKind.BACKUP, now)]
+        present = [uuid for uuid in live if uuid not in shunned]
+        return self._returning.look(lost, present, now, after_s)
 
     def _draft_needed(self) -> CatalogBatch | None:
         return draft_needed(self._catalog, self._liveness, self._runtime.clock.monotonic())

@@ -447,6 +447,7 @@ class Coordinator:
         order = OpenTablet(table, tablet, timeline=timeline)
         now = self._runtime.clock.monotonic()
         self.pacing.ordered(tablet.tablet_id, now + RETRY_S)
+        self.pacing.owners.opening(tablet.tablet_id, tablet.term, now)
         await self._call(owner, OPEN_TABLET, order)
         self.pacing.ordered(tablet.tablet_id, self._runtime.clock.monotonic() + RESEND_S)
 

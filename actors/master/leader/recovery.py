@@ -343,6 +343,8 @@ class RecoveryRounds:
         newest = self._catalog.tablets[tablet_id]
         timeline = source_of(self._catalog, self._liveness, newest)
         load_rate = self._pacing.departures.load_rate(job.tablet)
+        now = self._runtime.clock.monotonic()
+        self._pacing.owners.opening(tablet_id, job.tablet.term, now)  # it may die before it answers
         order = OpenTablet(
             job.table, job.tablet, job.sources, engine, timeline, merge_patience_s, load_rate
         )

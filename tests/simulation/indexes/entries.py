@@ -100,7 +100,7 @@ class Writer:
         self._database = database
         self._rng = world.rng(f"client/{name}")
         self._tally = tally
-        self._timeout_s = self._rng.choice(CALL_TIMEOUTS_S)
+        self.timeout_s = self._rng.choice(CALL_TIMEOUTS_S)
 
     async def run(self, until_s: float) -> None:
         table = await _table(self._database)
@@ -117,7 +117,7 @@ class Writer:
 
     async def _call(self, table: AsyncTable) -> None:
         rng, row = self._rng, self._row()
-        given: dict[str, Any] = {"timeout": self._timeout_s}
+        given: dict[str, Any] = {"timeout": self.timeout_s}
         dice = rng.random()
         try:
             if dice < 0.35:

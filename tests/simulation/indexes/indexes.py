@@ -149,7 +149,7 @@ class Client(tables.Client):
                 reverse=found.is_reverse,
                 with_versions=True,
                 if_filling=self._rng.choice(("wait", "scan")),
-                timeout=self._timeout_s,
+                timeout=self.timeout_s,
             )
         except StelaeError as error:
             self.judge.failed(found)
@@ -344,7 +344,7 @@ def _client(
     client.judge = judge
     if _is_at_once(world):
         client.at_once = world.rng(f"at once/{name}")
-        client._timeout_s = max(tables.CALL_TIMEOUTS_S)  # the impatient go by themselves
+        client.timeout_s = max(tables.CALL_TIMEOUTS_S)  # the impatient go by themselves
     return client
 
 

@@ -108,8 +108,8 @@ class DdlClient:
         self._runtime = runtime
         self._masters = MastersClient(runtime, addresses)
         self._database = AsyncDatabase(runtime, addresses, cluster.settings)
-        self._impatient_rate = self._rng.choice(IMPATIENT_RATES)
-        self._impatience_s = self._rng.choice(IMPATIENCE_S)
+        self.impatient_rate = self._rng.choice(IMPATIENT_RATES)
+        self.impatience_s = self._rng.choice(IMPATIENCE_S)
         self._given_up = False
         """The last change has no outcome: one such at a time, or the judge has too much to try."""
         self._sequence = 0
@@ -216,7 +216,7 @@ class DdlClient:
         refusals: Mapping[type[Rejected], Step],
     ) -> Any:
         """Send a request until it is answered, record the answer, and perhaps ask again."""
-        patient = self._given_up or self._rng.random() >= self._impatient_rate
+        patient = self._given_up or self._rng.random() >= self.impatient_rate
         struck_rate = STRUCK_RATES.get(type(order), STRUCK_RATE)
         if not self._given_up and self.strike_leader and self._rng.random() < struck_rate:
             self.strike_leader()
@@ -254,7 +254,7 @@ class DdlClient:
         while True:
             try:
                 return await self._masters.call(
-                    method, order, timeout_s=5.0 if patient else self._impatience_s
+                    method, order, timeout_s=5.0 if patient else self.impatience_s
                 )
             except AGAIN:
                 if not patient:

@@ -67,7 +67,7 @@ def run_struck(operation: str, at: int | None, *, patient: bool) -> int:
         await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
         await masters._place_stranger(world, cluster)
         client = DdlClient(world, cluster, "c1")
-        client._impatient_rate = 0.0
+        client.impatient_rate = 0.0
         await client.create("old", buckets=2)
         await world.wait_until(lambda: masters.in_order(world, cluster), 30, "a cluster in order")
         blow = Blow(world, cluster, at)
@@ -78,7 +78,7 @@ def run_struck(operation: str, at: int | None, *, patient: bool) -> int:
             blow.after(handle)
 
         if not patient:
-            client._impatient_rate, client._impatience_s = 1.0, 0.05
+            client.impatient_rate, client.impatience_s = 1.0, 0.05
         with patch.object(SimLoop, "_call", counted):
             await OPERATIONS[operation](client)
             await world.wait_until(lambda: masters.in_order(world, cluster), 60, "order again")
@@ -117,7 +117,7 @@ async def begin(world: World) -> tuple[SimCluster, DdlClient]:
     await cluster.start()
     await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
     client = DdlClient(world, cluster, "c1")
-    client._impatient_rate = 0.0
+    client.impatient_rate = 0.0
     return cluster, client
 
 

@@ -67,7 +67,7 @@ class UpdatingClient(Client):
         key, value = self._key(), self._value()
         operation = self._history.begin(self.name, "write", str(key), value)
         try:
-            versions = await table.update({"id": key, "value": value}, timeout=self._timeout_s)
+            versions = await table.update({"id": key, "value": value}, timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:

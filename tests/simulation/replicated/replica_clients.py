@@ -131,7 +131,7 @@ class Client(tables.Client):
         key, value = self._key(), self._value()
         operation = self._history.begin(self.name, "write", str(key), value)
         try:
-            versions = await table.insert(self.row(table, key, value), timeout=self._timeout_s)
+            versions = await table.insert(self.row(table, key, value), timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -144,7 +144,7 @@ class Client(tables.Client):
         operation = self._history.begin(self.name, "write", str(key), value, expected=expected)
         row = {"id": key, "value": value}
         try:
-            versions = await table.update(row, if_version=expected, timeout=self._timeout_s)
+            versions = await table.update(row, if_version=expected, timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -156,7 +156,7 @@ class Client(tables.Client):
         expected = self._seen.get(key)
         operation = self._history.begin(self.name, "delete", str(key), expected=expected)
         try:
-            versions = await table.delete(key, if_version=expected, timeout=self._timeout_s)
+            versions = await table.delete(key, if_version=expected, timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -167,7 +167,7 @@ class Client(tables.Client):
         began_s = self._world.loop.time()
         try:
             row = await table.get(
-                key, with_version=True, max_staleness=allowed_s, timeout=self._timeout_s
+                key, with_version=True, max_staleness=allowed_s, timeout=self.timeout_s
             )
         except StelaeError as error:
             self._refused(error)
@@ -178,7 +178,7 @@ class Client(tables.Client):
 
     async def _read_many_old(self, table: AsyncTable) -> None:
         keys, allowed_s = range(self._world.options.workload.keys), self._rng.choice(STALENESS_S)
-        began_s, timeout_s = self._world.loop.time(), self._timeout_s
+        began_s, timeout_s = self._world.loop.time(), self.timeout_s
         try:
             if self._rng.random() < 0.5:
                 found = await table.scan(

@@ -101,6 +101,22 @@ def _forgets_servers_that_failed() -> Any:
     return patch.object(FailedOwners, "doubted", lambda self: {})
 
 
+def _forgets_who_died() -> Any:
+    """Take the death of an owner that opened a tablet for one like any other."""
+    return patch.object(FailedOwners, "ended", lambda self, server, owned, now: None)
+
+
+def _suspects_all_at_once() -> Any:
+    """Open all tablets that were on their way at a death at the same moment again."""
+    ended = FailedOwners.ended
+
+    def each(self: FailedOwners[Any], server: Any, owned: Any, now: float) -> None:
+        for pair in owned:
+            ended(self, server, [pair], now)
+
+    return patch.object(FailedOwners, "ended", each)
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "all_at_once": _all_at_once,
     "leaves_without_its_replicas": _leaves_without_its_replicas,
@@ -110,9 +126,11 @@ BUGS: dict[str, Callable[[], Any]] = {
     "evens_out_for_ever": _evens_out_for_ever,
     "forgets_where_tablets_failed": _forgets_where_tablets_failed,
     "forgets_servers_that_failed": _forgets_servers_that_failed,
+    "forgets_who_died": _forgets_who_died,
+    "suspects_all_at_once": _suspects_all_at_once,
     "next_owner_does_not_wait": _next_owner_does_not_wait,
 }
 """The first two: `tests.simulation.backups.test_retirement`; the last: `test_lost_while_loading`;
-the rest: `test_relief`."""
+those of deaths: `test_deadly_tablets`; the rest: `test_relief`."""
 
 planted = planting(BUGS)

@@ -69,7 +69,7 @@ class Client:
         self._history = history
         self._rng = rng
         self.only_reads = False
-        self._timeout_s = rng.choice(CALL_TIMEOUTS_S)
+        self.timeout_s = rng.choice(CALL_TIMEOUTS_S)
         self._count = 0
         self._seen: dict[int, int] = {}
 
@@ -118,7 +118,7 @@ class Client:
         operation = self._history.begin(self.name, "write", str(key), value, expected=expected)
         row = self.row(table, key, value)
         try:
-            versions = await table.upsert(row, if_version=expected, timeout=self._timeout_s)
+            versions = await table.upsert(row, if_version=expected, timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -135,7 +135,7 @@ class Client:
         ]
         rows = [self.row(table, key, value) for key, value in zip(keys, values, strict=True)]
         try:
-            versions = await table.upsert(rows, timeout=self._timeout_s)
+            versions = await table.upsert(rows, timeout=self.timeout_s)
         except (RetryLater, RetryElsewhere, OutcomeUnknown):
             for operation in operations:
                 self._history.unknown(operation)
@@ -155,7 +155,7 @@ class Client:
         key = self._key()
         operation = self._history.begin(self.name, "delete", str(key))
         try:
-            versions = await table.delete(key, timeout=self._timeout_s)
+            versions = await table.delete(key, timeout=self.timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -163,7 +163,7 @@ class Client:
 
     async def _read(self, table: AsyncTable) -> None:
         key = self._key()
-        await self.read(table, key, self._timeout_s)
+        await self.read(table, key, self.timeout_s)
 
     async def read(self, table: AsyncTable, key: int, timeout_s: float) -> None:
         """Read one key and record what was seen."""
@@ -185,10 +185,10 @@ class Client:
         operations = [self._history.begin(self.name, "read", str(key)) for key in keys]
         try:
             if self._rng.random() < 0.5:
-                found = await table.scan(with_versions=True, timeout=self._timeout_s)
+                found = await table.scan(with_versions=True, timeout=self.timeout_s)
             else:
                 wanted = list(keys)
-                found = await table.get_many(wanted, with_versions=True, timeout=self._timeout_s)
+                found = await table.get_many(wanted, with_versions=True, timeout=self.timeout_s)
         except StelaeError as error:
             for operation in operations:
                 self._failed(operation, error)

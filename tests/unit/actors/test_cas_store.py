@@ -19,6 +19,7 @@ from stelae.actors.cas_store.backends import Backend, Row
 from stelae.actors.cas_store.files import FilesBackend
 from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
+from stelae.actors.cas_store.sqlite import SqliteBackend
 from stelae.core.errors import CorruptData, InvalidArgument, Unavailable
 from stelae.core.ids import TableId, TabletId
 from stelae.core.records.configurations import (
@@ -366,13 +367,8 @@ async def test_sqlite_syncs_each_commit_and_knows_its_own_files(tmp_path: Path) 
     foreign.execute("CREATE TABLE mine (x)")
     foreign.commit()
     foreign.close()
-    backend = open_backend("sqlite:///other.db", store.runtime, tmp_path / "store", "test")
+    backend = SqliteBackend(tmp_path / "store" / "other.db", asyncio.to_thread)
     with pytest.raises(InvalidArgument, match="no configuration store"):
-        await open_with_threads(backend, store)
+        await backend.open()
     with pytest.raises(InvalidArgument, match="neither"):
         open_backend("mysql://x", store.runtime, tmp_path, "test")
-
-
-async def open_with_threads(backend: Backend, store: Store) -> None:
-    backend._offload = asyncio.to_thread  # type: ignore[attr-defined]
-    await backend.open()

@@ -290,6 +290,7 @@ OWNED = TabletFacts(
             "2 of its segments are in the log that it was split from",
         ),
         ({"problem": "no memory"}, True, V.RECOVERING, "its server tserver-1 says: no memory"),
+        ({"owners_died": 2, "problem": "two"}, True, V.RECOVERING, "rows are in memory yet: two"),
     ],
 )
 def test_an_owned_tablet_is_served_and_its_segments_are_whole(
@@ -308,6 +309,15 @@ def test_who_lacks_memory_is_told_what_helps() -> None:
     assert "tservers.memory" in waiting.findings()[0].hint
     created = judge_owned(change(OWNED, state="creating"), is_owner_live=True)
     assert "memory" not in created.findings()[0].hint
+
+
+@pytest.mark.parametrize("state", ["recovering", "running", "creating"])
+def test_a_tablet_that_ends_its_servers_is_told_apart(state: str) -> None:
+    """It goes on by itself, less often each time: their logs say why they ended."""
+    tablet = change(OWNED, state=state, problem="2 servers in a row", owners_died=2)
+    (found,) = judge_owned(tablet, is_owner_live=False).findings()
+    assert "2 servers in a row" in found.text
+    assert "stelae logs" in found.hint
 
 
 def timeline(generation: int, *members: int) -> TimelineConfiguration:

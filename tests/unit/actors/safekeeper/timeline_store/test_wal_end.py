@@ -16,12 +16,45 @@ from stelae.core.ids import OpId, TabletId
 from stelae.core.records.replication import Entry
 from stelae.core.records.timelines import AcceptorState
 from stelae.core.tasks import Tasks
-from stelae.runtime.files import LocalDisk
+from stelae.runtime.files import LocalDisk, LocalFile
 from stelae.storage.files.wal_log import record_bytes
 from tests.unit.actors.safekeeper.timeline_store.timeline_world import ME, entry, members
 
 TABLET = TabletId("t1")
 FILE_BYTES = 4096
+
+
+class SlowDisk(LocalDisk):
+    """A disk whose syncs cannot be done at once while ``is_slow`` is set."""
+
+    is_slow = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.written: list[tuple[int, int]] = []
+        """Offset and size in bytes of each write while it was slow."""
+
+    async def open(self, path: str) -> Any:
+        return SlowFile(self, await super().open(path))
+
+
+class SlowFile:
+    """A file of it."""
+
+    def __init__(self, disk: SlowDisk, file: LocalFile) -> None:
+        self._disk = disk
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write_at(self, offset: int, *buffers: bytes) -> None:
+        if self._disk.is_slow:
+            self._disk.written.append((offset, sum(map(len, buffers))))
+        self._file.write_at(offset, *buffers)
+
+    def sync_at_once(self) -> bool:
+        return not self._disk.is_slow and self._file.sync_at_once()
 
 
 class Keeper:
@@ -30,14 +63,14 @@ class Keeper:
     def __init__(self, folder: Path, file_bytes: int) -> None:
         self.folder = folder
         self.file_bytes = file_bytes
-        self.disk: LocalDisk | None = None
+        self.disk: SlowDisk | None = None
         self.store: TimelineStore
 
     async def start(self) -> TimelineStore:
         """Anew, as after a crash: nothing is closed in order."""
         if self.disk is not None:
             self.disk.close()
-        self.disk = LocalDisk(self.folder)
+        self.disk = SlowDisk(self.folder)
         self.store = TimelineStore(self.disk, Tasks(), ME, file_bytes=self.file_bytes)
         loaded = await self.store.load_all()
         assert not loaded.failed
@@ -50,6 +83,12 @@ class Keeper:
         await timeline.save(AcceptorState(members(1), term=2))
         await timeline.append([entry(1, lsn, size_bytes) for lsn in range(1, count + 1)])
         return timeline
+
+    def slow(self) -> list[tuple[int, int]]:
+        """Let no sync be done at once until the next start. Returns what is written from now on."""
+        assert self.disk is not None
+        self.disk.is_slow = True
+        return self.disk.written
 
     def files(self) -> list[bytes]:
         folder = self.folder / "timeline-wals" / f"{TABLET}-1"
@@ -125,24 +164,6 @@ async def test_what_is_larger_than_small_is_durable_at_once_too_and_no_zeros_fol
     assert (await keeper.start()).timeline(TABLET).last == OpId(1, 2)
 
 
-class Slow:
-    """A file whose syncs cannot be done at once."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.written: list[tuple[int, int]] = []
-
-    def write_at(self, offset: int, *buffers: bytes) -> None:
-        self.written.append((offset, sum(map(len, buffers))))
-        self._file.write_at(offset, *buffers)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def sync_at_once(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize(
     "instead", [[entry(2, 3)], [entry(2, 3, 41)], [entry(2, 3, 20)], [entry(1, 3)]]
 )
@@ -153,9 +174,7 @@ async def test_nothing_stays_of_what_was_begun_at_once_and_then_given_up(
     successors: of an earlier term, or of none that anybody was told of."""
     keeper = Keeper(tmp_path, FILE_BYTES)
     timeline = await keeper.timeline(2)
-    log = await timeline.resident()
-    assert log._newest is not None
-    log._newest._file = Slow(log._newest._file)  # type: ignore[assignment]
+    keeper.slow()
     begun = [entry(1, 3), entry(1, 4), entry(1, 5)]
     assert not timeline.append_at_once(begun)
     assert timeline.flush_lsn == 2
@@ -169,10 +188,7 @@ async def test_what_was_begun_at_once_goes_on_in_the_ordinary_way(tmp_path: Path
     once, and so is what comes behind them meanwhile."""
     keeper = Keeper(tmp_path, FILE_BYTES)
     timeline = await keeper.timeline(2)
-    log = await timeline.resident()
-    assert log._newest is not None
-    slow = Slow(log._newest._file)
-    log._newest._file = slow  # type: ignore[assignment]
+    log, written = await timeline.resident(), keeper.slow()
     begun = [entry(1, 3), entry(1, 4), entry(1, 5)]
     end = log.index.files[-1].end
     assert not timeline.append_at_once(begun[:2])
@@ -180,7 +196,7 @@ async def test_what_was_begun_at_once_goes_on_in_the_ordinary_way(tmp_path: Path
     timeline.write(begun[2:])
     assert await timeline.flushed(5) == 5
     size_bytes = record_bytes(begun[0])
-    assert slow.written == [(end, 2 * size_bytes), (end + 2 * size_bytes, size_bytes)]
+    assert written == [(end, 2 * size_bytes), (end + 2 * size_bytes, size_bytes)]
     state = msgspec.structs.replace(timeline.acceptor, term_history=timeline.history, commit_lsn=5)
     await timeline.save(state)
     assert (await keeper.start()).timeline(TABLET).last == OpId(1, 5)
