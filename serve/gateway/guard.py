@@ -121,6 +121,8 @@ class Guard:
             account = _TokenAccount(self, principal.name)
             body = ArrivingBody(account, headers, receive, self._clock)
         except StelaeError as error:
+            if isinstance(error, NotAuthenticated):
+                self._audit.refused(scope, str(error))
             await self._refusal(scope, error)(scope, receive, send)
             return
         state = scope.setdefault("state", {})
