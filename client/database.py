@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
+from stelae.client.admin.audit import AuditCalls
 from stelae.client.admin.losses import LossCalls
 from stelae.client.admin.operators import OperatorCalls
 from stelae.client.admin.safekeepers import SafekeeperCalls
@@ -83,6 +84,7 @@ class AsyncDatabase(
     LossCalls,
     TokenCalls,
     TurnCalls,
+    AuditCalls,
 ):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 

@@ -17,8 +17,8 @@ from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.catalog import TableLocations
 from stelae.core.schema.durability import Durability
-from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.own_tables import is_own_table
+from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import check_table_name
 
 H = TypeVar("H", bound=TableApi)

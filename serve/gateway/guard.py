@@ -62,6 +62,10 @@ class Limits:
     timeout_s: float = 30.0
     """Of a call that does not say."""
     timeout_max_s: float = 600.0
+    audit_keep_s: float = 90 * 86400.0
+    """Seconds for which the audit table keeps a call."""
+    audit_rows: int = 50_000
+    """Maximum rows of the audit table; the oldest go."""
 
     @property
     def token_requests(self) -> int:
