@@ -60,8 +60,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     entry_id, at = _text(document, "id"), _time(document)
     if not entry_id or at is None:
         return None
-    status, body = document.get("status"), _text(document, "body")
-    is_answered = isinstance(status, int) and not isinstance(status, bool) and 0 <= status < 1000
+    status, body = _status(document.get("status")), _text(document, "body")
     path, query = _text(document, "path"), _text(document, "query")
     return {
         **_empty(entry_id, at),
@@ -71,8 +70,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
         "method": _text(document, "method"),
         "path": path,
         "object": _object(path, body),
-        "outcome": (outcome_of(status) if is_answered else Outcome.BEGUN).value,
-        "status": status if is_answered else None,
+        "outcome": (Outcome.BEGUN if status is None else outcome_of(status)).value,
+        "status": status,
         "calls": _count(document.get("calls")),
         "duration_s": _seconds(document.get("duration_s")),
         "request_id": _text(document, "request_id"),
@@ -106,6 +105,11 @@ def _time(document: Mapping[str, Any]) -> datetime.datetime | None:
     except (ValueError, OverflowError):
         return None
     return at if 1970 <= at.year < 2200 else None
+
+
+def _status(value: Any) -> int | None:
+    is_status = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_status and 0 <= value < 1000 else None
 
 
 def _seconds(value: Any) -> float | None:

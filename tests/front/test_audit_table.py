@@ -32,6 +32,7 @@ from stelae.serve.gateway.audit_files import MARK
 from stelae.serve.gateway.guard import Limits
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, problem_of
+from tests.front.test_cli_operators import database_of
 from tests.until import until_async
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -405,3 +406,26 @@ def test_the_table_has_as_many_copies_as_there_are_disks() -> None:
     assert audit_durability(servers_of(1, 3)) == segments("disk")
     assert audit_durability(servers_of(0, 3)) == replicas(3)
     assert audit_durability(servers_of(0, 2)) == replicas(1)
+
+
+async def test_backups_leave_the_audit_table_out(tmp_path: Path) -> None:
+    """It is this cluster's, and nobody else may write its rows: named, it is refused."""
+    async with local_cluster(tmp_path / "c", tservers=1) as cluster:
+        log = AuditLog(tmp_path / "audit")
+        await log.end(call(log, "/v1/tables/a"), 200, b"")
+        copier = copier_of(log, cluster.database)
+        await all_of(copier)
+        await copier.close()
+        await cluster.database.create_table(
+            "t", pa.schema([("id", pa.int64())]), key="id", durability=segments("disk")
+        )
+        archive = str(tmp_path / "archive")
+
+        def backed_up() -> list[str]:
+            with database_of(cluster) as database:
+                assert database.tables() == [AUDIT_TABLE, "t"]
+                with pytest.raises(InvalidArgument, match="Stelae's own"):
+                    database.backup(archive, [AUDIT_TABLE])
+                return [table["name"] for table in database.backup(archive)["tables"]]
+
+        assert await asyncio.to_thread(backed_up) == ["t"]
