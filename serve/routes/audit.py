@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from stelae.client.admin.audit import MAX_ENTRIES
+from stelae.client.audit import MAX_ENTRIES
 from stelae.core.errors import InvalidArgument
 from stelae.core.records.tokens import Role
 from stelae.serve.bodies.openapi import TIMEOUT_PARAMETER, problems

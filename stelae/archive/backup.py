@@ -37,7 +37,7 @@ from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, pin_table
 from stelae.connectors.data_tasks import KEEP_S, PIN_TIMEOUT_S, Held, connected, pin
 from stelae.connectors.link import link_of
 from stelae.core.errors import SnapshotLost, StelaeError, TableNotFound
-from stelae.core.schema.own_tables import check_users_table, is_own_table
+from stelae.core.schema.own_tables import check_users_table
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.recovery.spark_link import ClusterLink
 
@@ -158,18 +158,13 @@ def _all_tables(database: ArchivedDatabase, work: _Work) -> list[SavedTable]:
     saved: dict[str, SavedTable] = {}
     seen: set[str] = set()
     for _ in range(LOOKS):
-        names = [n for n in database.tables() if n not in seen and not _is_left_out(n)]
+        names = [n for n in database.tables() if n not in seen and not is_temporary(n)]
         if not names:
             break
         seen |= set(names)
         for table in work.tables(sorted(names), may_be_gone=True):
             saved.setdefault(table.table_id, table)
     return sorted(saved.values(), key=lambda table: table.name)
-
-
-def _is_left_out(table: str) -> bool:
-    """Whether a backup of all tables goes without: what is not whole yet, and Stelae's own."""
-    return is_temporary(table) or is_own_table(table)
 
 
 class _Work:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING, Any
 
-from stelae.client.admin.audit import CALL_TIMEOUT_S
 from stelae.client.aio import Loop
+from stelae.client.audit import CALL_TIMEOUT_S
 from stelae.client.database import AsyncDatabase
 
 
