@@ -22,25 +22,27 @@ PAGE = 1000
 """Entries of one look."""
 _COLORS = {"refused": "yellow", "failed": "red", "begun": "cyan", "lost": "red"}
 
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="WHEN", help="Only calls that began then or later: 1h, 7d, or ISO 8601."),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="Only calls that began before that.")
+]
+WantedOutcome = Annotated[
+    str, typer.Option(help="done, refused (4xx), failed (5xx), begun (no answer noted) or lost.")
+]
+PathPrefix = Annotated[
+    str, typer.Option(metavar="PREFIX", help="Only paths that begin so: /v1/tables/flights.")
+]
+
 
 def audit(
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHEN", help="Only calls that began then or later: 1h, 7d, or ISO 8601."
-        ),
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Only calls that began before that.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
     who: Annotated[str, typer.Option(metavar="TOKEN", help="Only calls with this token.")] = "",
-    outcome: Annotated[
-        str,
-        typer.Option(help="done, refused (4xx), failed (5xx), begun (no answer noted) or lost."),
-    ] = "",
-    path: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only paths that begin so: /v1/tables/flights.")
-    ] = "",
+    outcome: WantedOutcome = "",
+    path: PathPrefix = "",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=PAGE, help="The newest so many of these.")
     ] = 100,
