@@ -73,7 +73,7 @@ async def until_entries(database: AsyncDatabase, count: int, **asked: Any) -> li
         found = await database.audit(**asked)
         return len(found) >= count
 
-    await until_async(enough, 20.0, f"{count} entries")
+    await until_async(enough, 90.0, f"{count} entries")
     return found
 
 
