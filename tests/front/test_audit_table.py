@@ -307,7 +307,7 @@ async def test_entries_are_chosen_by_caller_time_path_and_outcome(tmp_path: Path
             {"since": datetime.datetime(2026, 1, 1)},
         ):  # fmt: skip
             with pytest.raises(InvalidArgument):
-                await database.audit(**wrong)  # type: ignore[arg-type]
+                await database.audit(**wrong)
 
         world = World(cluster)
         async with world.client() as http:
@@ -340,7 +340,7 @@ async def test_nobody_but_stelae_writes_to_the_table_or_drops_it(tmp_path: Path)
             lambda: table.update({"id": row["id"], "caller": "me"}),
             lambda: table.delete(row["id"]),
             lambda: table.rename("t"),
-            lambda: table.alter(add_columns={"x": "int64"}),
+            lambda: table.alter(add_columns={"x": pa.int64()}),
             lambda: database.delete_table(AUDIT_TABLE),
             lambda: database.create_table("_stelae.x", AUDIT_SCHEMA, key="id"),
             lambda: database.create_table(AUDIT_TABLE, AUDIT_SCHEMA, key="time"),
@@ -352,7 +352,7 @@ async def test_nobody_but_stelae_writes_to_the_table_or_drops_it(tmp_path: Path)
         for name in (AUDIT_TABLE, "_stelae.y"):
             with pytest.raises(InvalidArgument, match=r"Stelae's own"):
                 await users.rename(name)
-        await table.alter(durability=segments("disk"))
+        await table.alter(durability=segments("disk"), timeout=180.0)
         assert (await table.scan()).to_pylist() == [row]
 
         world = World(cluster)
