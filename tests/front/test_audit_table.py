@@ -17,8 +17,9 @@ from fastapi import FastAPI
 from stelae.client import audit as client_audit
 from stelae.client.audit import audit_durability
 from stelae.client.database import AsyncDatabase
+from stelae.client.table.table import AsyncTable
 from stelae.coordinator.ddl import tables as ddl_tables
-from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.core.errors import InvalidArgument, RetryLater, RowExists
 from stelae.core.records.tokens import Role
 from stelae.core.schema.audit import AUDIT_SCHEMA, Outcome
 from stelae.core.schema.durability import replicas, segments
@@ -29,6 +30,7 @@ from stelae.serve.gateway import audit_copier
 from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.audit_copier import AuditCopier
 from stelae.serve.gateway.audit_files import MARK
+from stelae.serve.gateway.audit_rows import rows_of
 from stelae.serve.gateway.guard import Limits
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, problem_of
@@ -155,6 +157,32 @@ async def test_a_line_that_is_copied_twice_is_one_row(
             assert await cluster.database.audit() == before
         table = await cluster.database.table(AUDIT_TABLE)
         assert await table.count() == 2
+
+
+async def test_a_beginning_that_is_overtaken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for a row and its insert another copier may write how the call ended."""
+    async with local_cluster(tmp_path / "c", tservers=1) as cluster:
+        log = AuditLog(tmp_path / "audit")
+        entry = call(log, "/v1/tables/t")
+        ((begun,), _) = rows_of((tmp_path / "audit" / "http.jsonl").read_bytes().splitlines())
+        await log.end(entry, 200, b"{}")
+        ((ended,), _) = rows_of((tmp_path / "audit" / "http.jsonl").read_bytes().splitlines())
+        whole = AsyncTable.get_many
+
+        async def overtaken(self: AsyncTable, keys: Any, **named: Any) -> pa.Table:
+            found = await whole(self, keys, **named)
+            await self.for_stelae().upsert(ended)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(AsyncTable, "get_many", overtaken)
+            with pytest.raises(RowExists):
+                await cluster.database.put_audit([begun])
+        await cluster.database.put_audit([begun])
+        (found,) = await cluster.database.audit()
+        assert (found["outcome"], found["status"]) == ("done", 200)
 
 
 async def test_while_the_table_is_away_lines_wait_in_the_files(

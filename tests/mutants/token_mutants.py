@@ -152,13 +152,12 @@ MUTANTS = [
     *mutants_of(
         "client/audit.py",
         _AUDIT_TWICE,
-        [
-            ('absent = [row for row in begun if row["id"] not in known]', "absent = begun"),
-            (
-                "await table.insert(absent, timeout=timeout)",
-                "await table.upsert(begun, timeout=timeout)",
-            ),
-        ],
+        [('absent = [row for row in begun if row["id"] not in known]', "absent = begun")],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        (f"{_TABLE}a_beginning_that_is_overtaken_is_refused",),
+        [("await table.insert(absent", "await table.upsert(absent")],
     ),
     *mutants_of(
         "client/audit.py",
