@@ -12,7 +12,8 @@ client knows of places (leader, owners, indexlets) is a hint, and servers refuse
 - `check`: ``stelae check``: facts are gathered, then judged.
 - `http`: the same database and tables over the HTTP API.
 
-`database` is the front of it, `database_api` what both ways share, `aio` the client's event loop.
+`database` is the front of it, `database_api` what both ways share, `audit` the audit log, `aio` the
+client's event loop.
 
 Read first: `table`. Also searched for as: driver, SDK, retries, connection, exactly-once.
 """

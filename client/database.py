@@ -16,6 +16,7 @@ from stelae.client.admin.safekeepers import SafekeeperCalls
 from stelae.client.admin.servers import ServerCalls
 from stelae.client.admin.tokens import TokenCalls
 from stelae.client.admin.turns import TurnCalls
+from stelae.client.audit import AuditCalls
 from stelae.client.check.check import CheckReport, check_cluster
 from stelae.client.database_api import DatabaseApi, check_new_table
 from stelae.client.input.given import indexed_columns, staleness
@@ -64,6 +65,7 @@ from stelae.core.records.records import TableRecord
 from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Durability, segments
+from stelae.core.schema.own_tables import is_own_table
 from stelae.core.schema.partition import Partitioning, RangePartition
 from stelae.core.schema.schema import TableSchema, check_known_name
 from stelae.core.schema.values import to_wire
@@ -83,6 +85,7 @@ class AsyncDatabase(
     LossCalls,
     TokenCalls,
     TurnCalls,
+    AuditCalls,
 ):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 
@@ -225,11 +228,17 @@ class AsyncDatabase(
         return known if known is not None else self._open(TableCache(self._masters, locations))
 
     async def tables(
-        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+        self,
+        *,
+        own: bool = False,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[TableRecord]:
-        """All tables, by name. ``max_staleness``: see `table`."""
+        """All tables that users made, by name. ``own``: Stelae's own, too. ``max_staleness``: see
+        `table`."""
         reply = await self._read(LIST_TABLES, ListTables(staleness(max_staleness)), timeout)
-        return sorted(reply.tables, key=lambda table: table.name)
+        found = [table for table in reply.tables if own or not is_own_table(table.name)]
+        return sorted(found, key=lambda table: table.name)
 
     async def locate(
         self,

@@ -17,6 +17,7 @@ from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.catalog import TableLocations
 from stelae.core.schema.durability import Durability
+from stelae.core.schema.own_tables import is_own_table
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import check_table_name
 
@@ -27,7 +28,8 @@ def check_new_table(
     name: str, schema: pa.Schema, durability: Durability, partition: Partitioning | None
 ) -> None:
     """Raise `InvalidArgument` for what could never be a table."""
-    check_table_name(name)
+    if not is_own_table(name):  # of Stelae's own, masters check the columns
+        check_table_name(name)
     check_durability(durability)
     if partition is not None and not isinstance(partition, Partitioning):
         raise InvalidArgument(

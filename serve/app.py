@@ -57,6 +57,7 @@ from stelae.serve.bodies.status import (
     TabletStatus,
 )
 from stelae.serve.gateway.audit import AuditLog
+from stelae.serve.gateway.audit_copier import AuditCopier
 from stelae.serve.gateway.following import TokenFollower
 from stelae.serve.gateway.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.gateway.guard import Guard, Limits
@@ -65,6 +66,7 @@ from stelae.serve.gateway.request_ids import HEADER, RequestIds
 from stelae.serve.gateway.tokens import TokenVerifier
 from stelae.serve.pages.page import REFRESH_S, headers, status_page
 from stelae.serve.pages.tables import View
+from stelae.serve.routes import audit as audit_routes
 from stelae.serve.routes import cluster_spec, finds, losses, operators, rows, scans, tables
 from stelae.serve.routes import safekeepers as control
 from stelae.serve.routes import tokens as token_routes
@@ -139,11 +141,19 @@ def make_app(
     """
     limits = limits or Limits()
     gateway = Gateway(database, limits, token_key)
+    audit = audit or AuditLog()
+    copier = None
+    if audit.folder is not None:
+        copier = AuditCopier(audit, gateway.database, lambda: gateway.limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
+        if copier is not None:
+            copier.start()
         yield
+        if copier is not None:
+            await copier.close()
         await gateway.close()
 
     app = _Application(
@@ -157,25 +167,14 @@ def make_app(
     )
     app.state.gateway = gateway
     app.state.cluster_specs = specs
-    app.include_router(rows.router)  # first, as routes are tried in turn
-    app.include_router(_health)
-    app.include_router(_status)
-    app.include_router(tables.router)
-    app.include_router(scans.router)
-    app.include_router(finds.router)
-    app.include_router(control.router)
-    app.include_router(losses.router)
-    app.include_router(cluster_spec.router)
-    app.include_router(operators.router)
-    app.include_router(token_routes.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     _add_error_handlers(app)
     app.state.tokens = tokens
     app.add_middleware(RowShortcut, handlers=_HANDLERS)
     app.add_middleware(HeadAsGet)
     follower = TokenFollower(tokens, gateway.database)
-    app.add_middleware(
-        Guard, tokens=follower, limits=lambda: gateway.limits, audit=audit or AuditLog()
-    )
+    app.add_middleware(Guard, tokens=follower, limits=lambda: gateway.limits, audit=audit)
     app.add_middleware(RequestIds, is_named=is_named)
     app.state.is_named = is_named
     return app
@@ -192,6 +191,20 @@ class _Application(FastAPI):
 
 _health = APIRouter(tags=["health"])
 _status = APIRouter(tags=["status"])
+_ROUTERS = (
+    rows.router,  # first, as routes are tried in turn
+    _health,
+    _status,
+    tables.router,
+    scans.router,
+    finds.router,
+    control.router,
+    losses.router,
+    cluster_spec.router,
+    operators.router,
+    token_routes.router,
+    audit_routes.router,
+)
 
 
 @_health.get(

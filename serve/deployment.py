@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ def build_app(plan: GatewayPlan, verifier: TokenVerifier) -> FastAPI:
         verifier,
         plan.limits,
         token_key(plan),
-        AuditLog(plan.audit_folder or None),
+        AuditLog(plan.audit_folder or None, f"{socket.gethostname()}/{name}"),
         specs,
         is_named=True,
     )

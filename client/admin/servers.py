@@ -55,7 +55,9 @@ class ServerCalls:
 
     if TYPE_CHECKING:
 
-        async def tables(self, *, timeout: float = ...) -> list[TableRecord]: ...
+        async def tables(
+            self, *, own: bool = False, max_staleness: float | None = None, timeout: float = ...
+        ) -> list[TableRecord]: ...
 
         async def set_safekeeper_status(
             self, safekeeper: int, status: str, *, timeout: float = ...
@@ -123,7 +125,7 @@ class ServerCalls:
         view, views, _ = await self._keeper(server, first)
         leaves = view.record.status is SafekeeperStatus.DECOMMISSIONED
         if not cancel and not leaves:
-            tables = await self.tables(timeout=first)
+            tables = await self.tables(own=True, timeout=first)
             if why := too_few_left(view, views, tables):
                 raise InvalidArgument(f"{view.record.name} is not retired: {why}")
         number = view.record.safekeeper_id

@@ -64,6 +64,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         self.shared_finds = SharedFinds(runtime, cache, self.shared_reads)
         self._gathering = Gathering(runtime, cache)
         self._pinned = False
+        self._is_stelae = False
         self._writer = self._made(KnownTable(cache.table))
 
     # ---- what it is -------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
 
     def _made(self, known: KnownTable) -> TableWriter:
         ours = (self.runtime, self._settings, self.session, self.cache)
-        return TableWriter(*ours, known, self._gathering)
+        return TableWriter(*ours, known, self._gathering, is_stelae=self._is_stelae)
 
     def at_version(self, version: int) -> AsyncTable:
         """The same table for a caller that knows this version of its schema, for ever.
@@ -132,6 +133,13 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         """The same table, its writes numbered by ``session``."""
         other = copy.copy(self)
         other.session = session
+        other._writer = other._made(self.known)
+        return other
+
+    def for_stelae(self) -> AsyncTable:
+        """The same table for Stelae itself, which alone writes to tables of its own."""
+        other = copy.copy(self)
+        other._is_stelae = True
         other._writer = other._made(self.known)
         return other
 

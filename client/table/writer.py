@@ -39,6 +39,7 @@ from stelae.core.ids import ClientId, RequestId, ServerUuid
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WRITE, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
+from stelae.core.schema.own_tables import check_users_table
 from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 from stelae.core.schema.values import WireRow, check_batch
 from stelae.core.tasks import most_telling
@@ -65,7 +66,10 @@ class TableWriter:
         cache: TableCache,
         known: KnownTable,
         gathering: Gathering,
+        *,
+        is_stelae: bool = False,
     ) -> None:
+        """``is_stelae``: whether it may write to tables of Stelae's own."""
         self.known = known
         self._runtime = runtime
         self._settings = settings
@@ -76,6 +80,7 @@ class TableWriter:
         self._codec = known.codec
         self._partitioner = known.partitioner
         self._gathering = gathering
+        self._is_stelae = is_stelae
 
     async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """Delete rows by key; see `AsyncTable.delete`."""
@@ -104,6 +109,11 @@ class TableWriter:
         batch = await self._check(op, table)
         return await self._write_batch(op, batch, if_version, timeout_s)
 
+    def _check_writable(self) -> None:
+        """Raise `InvalidArgument` for a table of Stelae's own."""
+        if not self._is_stelae:
+            check_users_table(self._name, "to write to it")
+
     # ---- few rows ---------------------------------------------------------------------------
 
     def small_write(self, op: WriteOp, rows: Rows, if_version: Any) -> SmallWrite | None:
@@ -129,6 +139,7 @@ class TableWriter:
     def _cut(
         self, op: WriteOp, rows: list[WireRow], columns: tuple[str, ...], if_version: Any
     ) -> SmallWrite:
+        self._check_writable()
         expected = row_versions(if_version, len(rows))
         if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
             _check_call_size(rows)
@@ -189,6 +200,7 @@ class TableWriter:
     async def _write_batch(
         self, op: WriteOp, batch: pa.RecordBatch, if_version: Any, timeout_s: float
     ) -> Versions:
+        self._check_writable()
         expected = np.array(row_versions(if_version, batch.num_rows), np.uint64)
         if not batch.num_rows:
             return np.empty(0, np.uint64)
@@ -217,6 +229,7 @@ class TableWriter:
         applied once. A caller begins request ``sequence`` of a client only once all those before it
         are done, which servers then forget.
         """
+        self._check_writable()
         batch = await self._check(op, to_arrow(rows, self._schema.arrow, self._codec.defaults))
         if not batch.num_rows:
             return 0

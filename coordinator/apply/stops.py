@@ -8,6 +8,8 @@ A stopped server is away until it is started again. Rules:
 - R4: the masters keep a majority.
 - R5: the configuration store is alone, and is restarted only.
 
+- R6: tables of Stelae's own keep no server. The lines of the audit log wait in the gateways' files.
+
 What is in a server's memory and nowhere else is looked at by `stelae.deploy.restarts`.
 """
 
@@ -27,6 +29,7 @@ from stelae.coordinator.apply.plan import TableIs
 from stelae.coordinator.apply.room import homeless, no_home, room_of
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
+from stelae.core.schema.own_tables import is_own_table
 
 NAMED = 5
 """Tablets, in a sentence."""
@@ -36,6 +39,9 @@ def refusals_of_stop(
     server: Mapping[str, Any], status: Mapping[str, Any], tables: Sequence[TableIs]
 ) -> list[str]:
     """Return all reasons why a live server of this status document may not be stopped."""
+    tablets = [t for t in status["tablets"] if not is_own_table(t["table"])]  # R6
+    tables = [table for table in tables if not is_own_table(table.name)]
+    status = {**status, "tablets": tablets}
     kind, uuid = server["kind"], server["uuid"]
     if kind == ServerKind.CAS_STORE.value:
         return [

@@ -17,7 +17,7 @@ import msgspec
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.groups.health import is_marked
 from stelae.coordinator.liveness.liveness import Liveness, Run, run_of
-from stelae.coordinator.moves.leaving import what_stays
+from stelae.coordinator.moves.leaving import owned_that_count, what_stays
 from stelae.coordinator.placement.leaving_backups import (
     backup_progress,
     check_may_retire,
@@ -139,10 +139,10 @@ def progress_of(catalog: Catalog, liveness: Liveness, name: str, now: float) -> 
         return backup_progress(catalog, liveness, mark, now)
     if seen is None and (kind is None or liveness.is_live(Run(mark.uuid, 0), now)):
         return not_heard(catalog, mark)
-    owned = 0 if seen is None else catalog.count_owned(mark.uuid, seen.server.incarnation)
     is_live = seen is not None and liveness.is_live(run_of(seen), now)
     homes = (each.server.uuid for each in liveness.live(ServerKind.TSERVER, now))
     has_home = any(not is_marked(catalog.mark(u)) for u in homes if u != mark.uuid)
+    owned = len(owned_that_count(catalog, seen, has_home))
     bound, problem = what_stays(catalog, seen, has_home)
     replicas = catalog.count_replicas(mark.uuid)
     indexes = catalog.indexes

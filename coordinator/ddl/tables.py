@@ -39,8 +39,9 @@ from stelae.core.records.records import (
 from stelae.core.records.replication import first_configuration
 from stelae.core.records.timelines import TimelineConfiguration
 from stelae.core.schema.alter import check_new_index
+from stelae.core.schema.audit import check_new_name
 from stelae.core.schema.durability import Replicas, checked
-from stelae.core.schema.schema import FIRST_KEY_SEED, TableSchema, check_table_name
+from stelae.core.schema.schema import FIRST_KEY_SEED, TableSchema
 
 NOBODY = TabletId("")
 
@@ -219,8 +220,8 @@ def check_order(order: CreateTable) -> None:
 
     Clients check the same before they ask; a master trusts none of them.
     """
-    check_table_name(order.name)
     try:
+        check_new_name(order.name, order.schema.arrow, order.schema.key)
         made = TableSchema.of(order.schema.arrow, order.schema.key)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidArgument(f"table {order.name!r}: no Arrow schema: {error}") from None

@@ -12,6 +12,8 @@ from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure, is_bound
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import TabletReport
+from stelae.core.records.records import TabletRecord
+from stelae.core.schema.own_tables import is_own_table
 
 TABLES_NAMED = 5
 
@@ -30,12 +32,25 @@ def leave(
     return None
 
 
+def owned_that_count(catalog: Catalog, seen: Seen | None, has_home: bool) -> list[TabletRecord]:
+    """The tablets that a tserver owns and has to be rid of before it may be stopped for good.
+
+    Where no other server could take them, tablets of Stelae's own tables do not count: the lines of
+    the audit log are in the gateways' files, and its rows on backups.
+    """
+    if seen is None:
+        return []
+    owned = catalog.owned_by(seen.server.uuid, seen.server.incarnation)
+    tables = catalog.tables
+    return [t for t in owned if has_home or not is_own_table(tables[t.table_id].name)]
+
+
 def what_stays(catalog: Catalog, seen: Seen | None, has_home: bool) -> tuple[int, str]:
     """Of the tablets that a tserver owns: how many cannot leave it, and what keeps it from being
     stopped just now (empty: nothing does)."""
     if seen is None:
         return 0, ""
-    owned = list(catalog.owned_by(seen.server.uuid, seen.server.incarnation))
+    owned = owned_that_count(catalog, seen, has_home)
     bound = [tablet for tablet in owned if is_bound(catalog, tablet)]
     if bound:
         names = dict.fromkeys(catalog.tables[tablet.table_id].name for tablet in bound)

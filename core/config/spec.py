@@ -355,6 +355,10 @@ class LimitsSpec(Section):
     """Of a call that does not say how long it may take; scans have the longest."""
     timeout_max_s: Duration = Field(default=600.0, alias="timeout_max", ge=0.1, le=600)
     """The longest that a call may ask for."""
+    audit_keep_s: Duration = Field(default=90 * 86400.0, alias="audit_keep", ge=60, le=3650 * 86400)
+    """How long the audit table keeps a call."""
+    audit_rows: int = Field(default=50_000, ge=100, le=1_000_000)
+    """Of the audit table at most; the oldest go."""
 
     @model_validator(mode="after")
     def _in_order(self) -> LimitsSpec:

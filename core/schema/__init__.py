@@ -7,6 +7,7 @@ their numbers must never change.
 - `schema`: an Arrow schema with its primary key; the limits on both.
 - `values`: values on the wire, and Arrow data on its way into a table.
 - `exact`: Python values as a column; `casts`: Arrow data in another type; both exact, or refused.
+- `own_tables`: reserved names of Stelae's own tables; `audit`: the columns of the audit table.
 - `sizes`: bytes of rows, and rows cut into calls by them.
 - `alter`: how a schema changes: columns and indexes, all or nothing.
 - `partition`: how a table is cut into tablets, by hash, range or both.

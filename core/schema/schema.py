@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.schema.indexes import IndexDefinition
+from stelae.core.schema.own_tables import RESERVED
 
 MAX_COLUMNS = 300
 MAX_ROW_BYTES = 1 << 20
@@ -111,6 +112,10 @@ def check_table_name(name: object) -> None:
         and not set(name) & set(_NOT_IN_TABLE_NAMES)
         and name not in DOT_SEGMENTS
     )
+    if fine and str(name).startswith(RESERVED):
+        raise InvalidArgument(
+            f"table name {str(name)[:40]!r}: names that begin with {RESERVED} are Stelae's own"
+        )
     if not fine:
         raise InvalidArgument(
             f"table name {str(name)[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters, none of "

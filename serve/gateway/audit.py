@@ -1,22 +1,32 @@
-"""The audit log: who asked for what only admins may do, and what came of it.
+"""The audit log: who asked for what only admins may do, and what came of it; and bad tokens.
 
 Two lines of JSON for each call: ``begun`` before anything is done, ``answered`` before the answer
 goes out, on disk by then. A call that has only the first one was cut off, and may have been carried
 out. Refusals are in it too. Tokens are not, no rows, and no passwords in URLs. Replicas on one node
 share one file, which is set aside when it is large; a few are kept. (design §12)
+
+Rules:
+
+1. A line is in the file as a whole, or the call is refused: a piece of a line is taken back.
+2. A line begins on a line of its own, also after a loss of power that has torn the last one.
+3. Requests that are refused for their token are counted by source, and written once a minute: they
+   cannot fill the files. Writing of them never raises.
+
+`stelae.serve.gateway.audit_copier` brings the lines into the table `_stelae.audit`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import logging
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +46,13 @@ FILE_BYTES = 16 << 20
 KEPT_FILES = 8
 BODY_BYTES = 1000
 """So much of a body is noted: what admins send is names and settings."""
+PATH_CHARS = 1000
+"""Maximum characters of a path that is noted."""
+REFUSED_S = 60.0
+"""Seconds between two lines about refused tokens of one source."""
+MAX_SOURCES = 64
+"""Maximum sources that are counted apart; all further ones are counted together."""
+OTHERS = "others"
 _IN_TEXT = r"""(?:[^\s"'\\]|\\.)*"""
 _USERINFO = re.compile(rf"(:(?:\\?/){{2}}){_IN_TEXT}(?:@|\\u0040)")
 _CUT_OFF = re.compile(rf"(:(?:\\?/){{2}}){_IN_TEXT}\\?$")
@@ -51,14 +68,17 @@ class AuditEntry:
     path: str
     query: str
     client: str
+    gateway: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     request_id: str = field(default_factory=request_id)
     began: float = field(default_factory=time.monotonic)
+    began_at: str = field(default_factory=lambda: _now())
 
     def document(self, stage: str, **more: Any) -> dict[str, Any]:
         """One line."""
         return {
-            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            "at": _now(),
+            "began": self.began_at,
             "stage": stage,
             "id": self.id,
             "request_id": self.request_id,
@@ -68,32 +88,46 @@ class AuditEntry:
             "path": self.path,
             "query": self.query,
             "client": self.client,
+            "gateway": self.gateway,
             **more,
         }
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Requests of one source that were refused for their token since ``since`` (monotonic)."""
+
+    since: float
+    entry: AuditEntry
+    why: str = ""
+    calls: int = 0
+    """Those that no line has yet."""
 
 
 class AuditLog:
     """Where the lines go; without a folder to the program's log alone."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._folder = None if folder is None else Path(folder)
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        gateway: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``gateway``: the name of this replica, for its lines."""
+        self.folder = None if folder is None else Path(folder)
+        self.gateway = gateway
+        self._monotonic = monotonic
+        self._refused: dict[str, _Refused] = {}
+        """By source; at most `MAX_SOURCES` and `OTHERS`."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def begin(self, scope: Scope, token: str, role: str) -> AuditEntry:
         """A call is about to be carried out, or refused for its role.
 
         Raises RetryLater: it cannot be noted, so it is not done.
         """
-        client = scope.get("client") or ("",)
-        entry = AuditEntry(
-            token,
-            role,
-            scope["method"],
-            scope["path"],
-            scope.get("query_string", b"").decode("ascii", "replace"),
-            str(client[0]),
-        )
+        entry = self._entry(scope, token, role)
         try:
             self._write(entry.document("begun"), sync=False)
         except OSError as error:
@@ -105,7 +139,7 @@ class AuditLog:
         duration_s = round(time.monotonic() - entry.began, 4)
         shown = shown_body(body)
         document = entry.document("answered", status=status, duration_s=duration_s, body=shown)
-        if self._folder is None:
+        if self.folder is None:
             self._write(document, sync=False)
         else:
             try:
@@ -114,12 +148,63 @@ class AuditLog:
                 line = msgspec.json.encode(document).decode()
                 logger.error("the audit log cannot be written: %s: %s", error, line)
 
+    def refused(self, scope: Scope, why: str) -> None:
+        """Note that a request was refused for its token: at once, or in the source's next line."""
+        entry = self._entry(scope, "", "")
+        source = entry.client
+        if source not in self._refused and len(self._refused) >= MAX_SOURCES:
+            source = entry.client = OTHERS
+        known = self._refused.get(source)
+        if known is None:
+            self._refused[source] = _Refused(self._monotonic(), entry)
+            self._write_refused(entry, why, 1)
+        else:
+            known.entry, known.why = entry, why
+            known.calls += 1
+        self.flush_refused()
+
+    def flush_refused(self, *, all_of_them: bool = False) -> None:
+        """Write how many were refused, of each source whose minute is over. Never raises."""
+        due = self._monotonic() - REFUSED_S
+        for source, known in list(self._refused.items()):
+            if not all_of_them and known.since > due:
+                continue
+            if known.calls:
+                self._write_refused(known.entry, known.why, known.calls)
+                known.since, known.calls = self._monotonic(), 0
+            else:
+                del self._refused[source]
+
+    def _write_refused(self, entry: AuditEntry, why: str, calls: int) -> None:
+        document = entry.document("refused", status=401, calls=calls, body=why)
+        try:
+            self._write(document, sync=False)
+        except OSError as error:
+            line = msgspec.json.encode(document).decode()
+            logger.error("the audit log cannot be written: %s: %s", error, line)
+
+    def _entry(self, scope: Scope, token: str, role: str) -> AuditEntry:
+        client = scope.get("client") or ("",)
+        return AuditEntry(
+            token,
+            role,
+            scope["method"],
+            scope["path"][:PATH_CHARS],
+            scope.get("query_string", b"")[:PATH_CHARS].decode("ascii", "replace"),
+            str(client[0]),
+            self.gateway,
+        )
+
     def _write(self, document: dict[str, Any], *, sync: bool) -> None:
         line = msgspec.json.encode(document)
-        if self._folder is None:
+        if self.folder is None:
             logger.info("%s", line.decode())
         else:  # in that file alone: more people read the program's log
-            _append(self._folder / FILE, line + b"\n", sync=sync)
+            _append(self.folder / FILE, line + b"\n", sync=sync)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def shown_body(body: bytes) -> str:
@@ -131,11 +216,11 @@ def shown_body(body: bytes) -> str:
 
 
 def _append(path: Path, line: bytes, *, sync: bool) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    with _locked(path):
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with locked(path):
         descriptor = os.open(path, flags, 0o600)
         try:
-            os.write(descriptor, line)
+            _write_whole(descriptor, line)
             if os.fstat(descriptor).st_size > FILE_BYTES:
                 _set_aside(path)
         except BaseException:
@@ -148,8 +233,18 @@ def _append(path: Path, line: bytes, *, sync: bool) -> None:
         os.close(descriptor)
 
 
+def _write_whole(descriptor: int, line: bytes) -> None:
+    """Raises OSError: the line is not in the file, nor a piece of it."""
+    size_bytes = os.fstat(descriptor).st_size
+    if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
+        line = b"\n" + line  # rule 2
+    if os.write(descriptor, line) < len(line):
+        os.ftruncate(descriptor, size_bytes)  # rule 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Alone with the file: another replica may be setting it aside."""
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -62,6 +62,10 @@ class Limits:
     timeout_s: float = 30.0
     """Of a call that does not say."""
     timeout_max_s: float = 600.0
+    audit_keep_s: float = 90 * 86400.0
+    """Seconds for which the audit table keeps a call."""
+    audit_rows: int = 50_000
+    """Maximum rows of the audit table; the oldest go."""
 
     @property
     def token_requests(self) -> int:
@@ -121,6 +125,8 @@ class Guard:
             account = _TokenAccount(self, principal.name)
             body = ArrivingBody(account, headers, receive, self._clock)
         except StelaeError as error:
+            if isinstance(error, NotAuthenticated):
+                self._audit.refused(scope, str(error))
             await self._refusal(scope, error)(scope, receive, send)
             return
         state = scope.setdefault("state", {})

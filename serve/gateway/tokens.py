@@ -31,6 +31,7 @@ from stelae.core.records.tokens import (
     check_token_name,
     hash_token,
 )
+from stelae.core.schema.own_tables import is_own_table
 from stelae.serve.bodies.problems import NotAuthenticated, NotPermitted
 
 TOKEN_BYTES = 32
@@ -70,10 +71,13 @@ class Principal(msgspec.Struct, frozen=True):
             raise NotPermitted(f"token {self.name!r} has role {self.role}; this needs {role}")
 
     def check_path(self, path: str) -> None:
-        """Raise `NotPermitted` unless the token is good for what the path is about."""
+        """Raise `NotPermitted` unless the token is good for what the path is about. Tables of
+        Stelae's own are for admins."""
+        about = _ABOUT_TABLE.fullmatch(path)
+        if about is not None and is_own_table(about[1]):
+            self.check(Role.ADMIN)
         if not self.tables or _ABOUT_NONE.fullmatch(path):
             return
-        about = _ABOUT_TABLE.fullmatch(path)
         if about is not None and about[1] in self.tables:
             return
         what = "this path" if about is None else f"table {about[1][:80]!r}"

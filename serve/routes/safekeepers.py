@@ -287,7 +287,7 @@ async def _table(request: Request, tenant_id: str) -> TableRecord:
     """By name, or else by id. Raises TableNotFound."""
     gateway = gateway_of(request)
     database = await gateway.database()
-    tables = await database.tables(timeout=gateway.timeout_s(request))
+    tables = await database.tables(own=True, timeout=gateway.timeout_s(request))
     named = [table for table in tables if table.name == tenant_id]
     found = named or [table for table in tables if table.table_id == tenant_id]
     if not found:

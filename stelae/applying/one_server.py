@@ -145,7 +145,7 @@ class _Stop:
         """R2. Raises InvalidArgument."""
         if seen is None:
             return
-        records = self._database._loop.run(self._database._database.tables())
+        records = self._database._loop.run(self._database._database.tables(own=True))
         tables = [TableIs(r.name, r.durability, r.becoming) for r in records]
         why = refusals_of_stop(seen, self._status, tables)
         actor = cluster_actors(self._database.cluster).get(self._name)

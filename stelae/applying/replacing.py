@@ -202,7 +202,7 @@ class Replacing:
         self._failed = {n: tried for n, tried in self._failed.items() if n in half}
         concerned = {*half, *(n for n, machine in placed.items() if machine in self._away)}
         self._pauses = {step: p for step, p in self._pauses.items() if step[0] in concerned}
-        records = database._loop.run(database._database.tables())
+        records = database._loop.run(database._database.tables(own=True))
         used = [d for r in records for d in (r.durability, r.becoming) if d is not None]
         return Look(
             wanted=tuple(placed),

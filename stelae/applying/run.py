@@ -212,7 +212,7 @@ class _Apply:
         if Path(self._spec.data_dir).resolve() == self.data_dir.resolve():
             made = replace(made, data_dir=self._spec.data_dir)
         steps = plan_steps(wanted_of(self._spec, self._state(), present.others), present)
-        records = database._loop.run(database._database.tables())
+        records = database._loop.run(database._database.tables(own=True))
         tables = [TableIs(r.name, r.durability, r.becoming) for r in records]
         room = room_of(status, int(ray.available_resources().get("memory", 0)))
         asking = Asked(made, self._spec, steps, present, tables, room, self.accepts_loss)

@@ -37,6 +37,7 @@ from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, pin_table
 from stelae.connectors.data_tasks import KEEP_S, PIN_TIMEOUT_S, Held, connected, pin
 from stelae.connectors.link import link_of
 from stelae.core.errors import SnapshotLost, StelaeError, TableNotFound
+from stelae.core.schema.own_tables import check_users_table
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.recovery.spark_link import ClusterLink
 
@@ -136,6 +137,7 @@ def back_up(
     link = link_of(database)
     archive = Archive.at(url)
     for name in tables or ():
+        check_users_table(name, "to back it up (`stelae table export` reads it)")
         database.table(name)  # TableNotFound before anything is written
     with archive.at_work(BACKUP) as marked:
         work = _Work(link, archive, marked, Bases(archive, full), progress)

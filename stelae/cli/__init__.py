@@ -5,6 +5,7 @@ on standard output. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly, 1
 module that is slow to import is imported by the command that needs it.
 
 - `app`: the commands of a whole cluster, and the entry point.
+- `audit`: calls of admins over HTTP.
 - `cluster`: commands about servers, masters, safekeepers, plans, certificates, tokens.
 - `table`: commands about tables, tablets, rows, indexes and backups.
 - `files`: the rows of a table in a file: Parquet, CSV, NDJSON.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from stelae.cli.audit import audit
 from stelae.cli.cluster.apply import apply
 from stelae.cli.cluster.bench import bench
 from stelae.cli.cluster.certificates import certificate_app
@@ -107,6 +108,7 @@ app.add_typer(grafana_app)
 app.add_typer(token_app)
 app.add_typer(certificate_app)
 app.command("apply")(apply)
+app.command("audit")(audit)
 app.command("bench")(bench)
 app.command("check")(check)
 app.command("logs")(logs)

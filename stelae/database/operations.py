@@ -22,6 +22,7 @@ from stelae.client.admin.operators import (
     Retiring,
 )
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.database.audit import AuditOperations
 from stelae.database.progress import bar, retiring_told, steps_bar, words_bar
 from stelae.database.safekeepers import SafekeeperOperations
 from stelae.database.servers import ServerOperations
@@ -44,7 +45,7 @@ SILENCE_S = 120.0
 """Of the masters, while one of them is started anew, before whoever has the turn gives up."""
 
 
-class Operations(ServerOperations, SafekeeperOperations, TokenOperations):
+class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditOperations):
     """The part of `Database` that is for operators."""
 
     def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:

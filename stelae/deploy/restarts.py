@@ -50,7 +50,7 @@ def restart_server(
     if actor is None:
         raise InvalidArgument(f"{name} does not run in this Ray")
     plan: ServerPlan = ray.get(actor.describe.remote(), timeout=timeout)
-    tables = database._loop.run(database._database.tables(timeout=timeout))
+    tables = database._loop.run(database._database.tables(own=True, timeout=timeout))
     if why := what_would_go(found, status["tablets"], plan.media, tables):
         raise InvalidArgument(f"{name} is not restarted: {why}")
     with database.turn(f"server restart {name}"):

@@ -111,7 +111,17 @@ def test_https_and_tokens_by_configuration_and_command(
         audit = (Path(spec["data_dir"]) / "audit" / "http.jsonl").read_text()
         assert '"token":"reader"' in audit
         assert '"status":403' in audit
+        _audit_table_follows(database, spec["data_dir"])
         _renew(database, cert, key)
+
+
+def _audit_table_follows(database: LaunchedDatabase, data_dir: str) -> None:
+    """What the front has noted is in the table, and is shown by command; lists are without it."""
+    (noted,) = until(lambda: database.audit(who="reader"), 60.0, "the refusal in the audit table")
+    assert (noted["method"], noted["path"], noted["status"]) == ("POST", "/v1/tables", 403)
+    shown = json.loads(_command("audit", "--outcome", "refused", "--json", cluster=data_dir))
+    assert {entry["status"] for entry in shown["entries"]} == {401, 403}
+    assert database.tables() == []
 
 
 def _renew(database: LaunchedDatabase, cert: Path, key: Path) -> None:

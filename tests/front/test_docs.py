@@ -104,10 +104,11 @@ async def test_the_examples_of_http_run_one_after_the_other(tmp_path: Path) -> N
         server.should_exit = True
         await serving
     assert done.returncode == 0, done.stdout + done.stderr
-    rows, scans, tokens, operators = done.stdout.split("--\n")
+    rows, scans, tokens, audited, operators = done.stdout.split("--\n")
     assert "304" in rows
     assert rows.count('{"versions":') == 2
     assert '"miles":8.0' in rows
     assert scans.count('"next":') == 2 or scans.count('"next":') == 3
     assert '"dashboard"' in tokens
+    assert audited.count('"entries":') == 2
     assert '"well":true' in operators

@@ -23,7 +23,12 @@ READERS_POST = {"rows:get", "rows:scan", "rows:find"}
 ROW_PATHS = ("/v1/tables/{table}/rows/{key}", "/v1/tables/{table}/rows")
 WRITERS = {(method, path) for method in ("PUT", "DELETE") for path in ROW_PATHS}
 WRITERS_POST = "/v1/tables/{table}/rows:write"
-ADMINS_GET = {"/v1/tokens", "/v1/cluster/spec", "/v1/cluster/operations/{operation_id}"}
+ADMINS_GET = {
+    "/v1/audit",
+    "/v1/tokens",
+    "/v1/cluster/spec",
+    "/v1/cluster/operations/{operation_id}",
+}
 OF_NAMES = {"table": "flights", "key": "1", "tenant_id": "flights", "node_id": "1"}
 
 

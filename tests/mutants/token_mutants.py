@@ -1,4 +1,4 @@
-"""Protections of tokens that are good for some tables, or for some time."""
+"""Protections of tokens that are good for some tables, or for some time, and of the audit log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from tests.mutants.mutant import mutants_of
 
 _LIMITED = ("tests/front/test_http_limited_tokens.py",)
 _DRAFTS = ("tests/unit/coordinator/ddl/test_tokens.py",)
+_TABLE = "tests/front/test_audit_table.py::test_"
+_AUDIT_ALL = (f"{_TABLE}calls_of_admins_and_refusals_are_in_the_table",)
+_AUDIT_OWN = (f"{_TABLE}nobody_but_stelae_writes_to_the_table_or_drops_it",)
+_AUDIT_TWICE = (f"{_TABLE}a_line_that_is_copied_twice_is_one_row",)
+_AUDIT_AWAY = (f"{_TABLE}while_the_table_is_away_lines_wait_in_the_files",)
+_AUDIT_OLD = (f"{_TABLE}what_is_too_old_or_too_much_is_deleted",)
+_AUDIT_ASIDE = (f"{_TABLE}lines_of_files_that_are_set_aside_are_copied",)
+_AUDIT_OTHER = (f"{_TABLE}a_copier_takes_over_from_one_that_ends",)
+_AUDIT_BACKUP = (f"{_TABLE}backups_leave_the_audit_table_out",)
+_AUDIT_FILES = ("tests/unit/serve/test_audit.py",)
 
 MUTANTS = [
     *mutants_of(
@@ -57,6 +67,156 @@ MUTANTS = [
             (
                 "for token in known.all if token.name != order.name",
                 "for token in known.tokens if token.name != order.name",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/tokens.py",
+        _AUDIT_OWN,
+        [("            self.check(Role.ADMIN)\n", "            pass\n")],
+    ),
+    *mutants_of(
+        "serve/gateway/guard.py",
+        _AUDIT_ALL,
+        [("                self._audit.refused(scope, str(error))\n", "                pass\n")],
+    ),
+    *mutants_of(
+        "serve/gateway/audit.py",
+        _AUDIT_FILES,
+        [
+            ("        os.ftruncate(descriptor, size_bytes)  # rule 1\n", ""),
+            ('        line = b"\\n" + line  # rule 2\n', "        pass\n"),
+            (" and len(self._refused) >= MAX_SOURCES:", " and False:"),
+            ("        if known is None:\n", "        if True:\n"),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_files.py",
+        _AUDIT_FILES,
+        [
+            ("        except msgspec.MsgspecError:\n", "        except UnicodeError:\n"),
+            ('        end = data.rfind(b"\\n") + 1\n', "        end = len(data)\n"),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_files.py",
+        _AUDIT_OTHER,
+        [("fcntl.LOCK_EX | fcntl.LOCK_NB)", "fcntl.LOCK_SH | fcntl.LOCK_NB)")],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_files.py",
+        _AUDIT_ASIDE,
+        [("range(KEPT_FILES, 0, -1)", "range(1, KEPT_FILES + 1)")],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_copier.py",
+        _AUDIT_AWAY,
+        [
+            (
+                "            except Exception as error:  # rule 3\n",
+                "            except OSError as error:\n",
+            ),
+            ("if task is None or task.cancelling():", "if True:"),
+            ("        if now >= self._said_at + SAY_S:\n", "        if True:\n"),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_copier.py",
+        _AUDIT_OLD,
+        [
+            (
+                '        return [row for row in rows if row["time"] >= oldest]\n',
+                "        return rows\n",
+            )
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_copier.py",
+        _AUDIT_ASIDE,
+        [("            rows.append(row_of_lost(piece.gone))\n", "            pass\n")],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_copier.py",
+        _AUDIT_AWAY,
+        [
+            (
+                "        await database.put_audit(self._rows(piece), timeout=WRITE_TIMEOUT_S)\n"
+                "        await _in_thread(lambda: self._files.write_mark(piece.mark))  # rule 1\n"
+                "        self._mark = piece.mark\n",
+                "        self._mark = piece.mark\n"
+                "        await _in_thread(lambda: self._files.write_mark(piece.mark))\n"
+                "        await database.put_audit(self._rows(piece), timeout=WRITE_TIMEOUT_S)\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        _AUDIT_TWICE,
+        [('absent = [row for row in begun if row["id"] not in known]', "absent = begun")],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        (f"{_TABLE}a_beginning_that_is_overtaken_is_refused",),
+        [("await table.insert(absent", "await table.upsert(absent")],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        _AUDIT_OLD,
+        [
+            ("place < surplus or at < oldest", "at < oldest"),
+            ("place < surplus or at < oldest", "place < surplus"),
+        ],
+    ),
+    *mutants_of(
+        "client/database.py",
+        _AUDIT_OWN,
+        [("if own or not is_own_table(table.name)", "if True")],
+    ),
+    *mutants_of(
+        "client/table/writer.py",
+        _AUDIT_OWN,
+        [("        if not self._is_stelae:\n", "        if False:\n")],
+    ),
+    *mutants_of(
+        "coordinator/ddl/alter.py",
+        _AUDIT_OWN,
+        [("    if order.new_name or not order.change.is_empty:", "    if False:")],
+    ),
+    *mutants_of(
+        "actors/master/client_requests.py",
+        _AUDIT_OWN,
+        [('        check_users_table(order.name, "to delete it")\n', "")],
+    ),
+    *mutants_of(
+        "core/schema/schema.py",
+        _AUDIT_OWN,
+        [("    if fine and str(name).startswith(RESERVED):\n", "    if False:\n")],
+    ),
+    *mutants_of(
+        "core/schema/audit.py",
+        _AUDIT_OWN,
+        [("    if not schema.equals(own.arrow) or key != own.key:\n", "    if False:\n")],
+    ),
+    *mutants_of(
+        "coordinator/apply/stops.py",
+        ("tests/unit/coordinator/apply/test_stops.py",),
+        [
+            (' if not is_own_table(t["table"])]  # R6', "]"),
+            (" if not is_own_table(table.name)]", "]"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/moves/leaving.py",
+        ("tests/unit/coordinator/test_leaving.py",),
+        [("if has_home or not is_own_table(tables[t.table_id].name)", "if True")],
+    ),
+    *mutants_of(
+        "stelae/archive/backup.py",
+        _AUDIT_BACKUP,
+        [
+            (
+                '        check_users_table(name, "to back it up (`stelae table export` reads it)")\n',
+                "",
             ),
         ],
     ),

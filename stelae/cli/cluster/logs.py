@@ -83,14 +83,14 @@ def shown(line: str) -> str:
     try:
         entry = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.MsgspecError:
-        return _plain(line)
+        return plain(line)
     ids = " ".join(f"{name}={entry[name]}" for name in entry if name not in _SHOWN_APART)
     head = f"{entry.get('time', '')} {str(entry.get('level', '')).upper():7}"
     text = f"{head} {entry.get('logger', '')}: {entry.get('message', '')}"
     rest = [f"  {each}" for each in str(entry.get("exception", "")).splitlines()]
-    return "\n".join([_plain(text + (f" [{ids}]" if ids else "")), *map(_plain, rest)])
+    return "\n".join([plain(text + (f" [{ids}]" if ids else "")), *map(plain, rest)])
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Nobody's text moves the cursor of who reads it."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -17,6 +17,7 @@ from stelae.cli.output import (
 )
 from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster, read_status
 from stelae.core.schema.durability import parse_durability
+from stelae.core.schema.own_tables import is_own_table
 from stelae.errors import InvalidArgument
 
 table_app = typer.Typer(
@@ -51,11 +52,14 @@ Longest = Annotated[
 def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = False) -> None:
     """List the tables of a cluster.
 
+    Stelae's own, which [bold]stelae status[/bold] shows, are not among them.
+
     \b
     stelae table list
     stelae table list --cluster .stelae/demo --json
     """
     document = read_status(cluster)
+    document["tables"] = [t for t in document["tables"] if not is_own_table(t["name"])]
     if as_json:
         print_json({"tables": document["tables"]})
     else:

@@ -10,13 +10,15 @@ import pytest
 
 from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.ddl.operator_orders import progress_of
 from stelae.coordinator.decide import Move
 from stelae.coordinator.moves.departures import GENTLE_BYTES_PER_S, LONGEST_REST_S, REST, Close
-from stelae.coordinator.moves.leaving import what_stays
+from stelae.coordinator.moves.leaving import owned_that_count, what_stays
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.records import ServerMark, TableRecord, TabletRecord, TabletState
 from stelae.core.schema.durability import segments
+from stelae.core.schema.own_tables import AUDIT_TABLE
 from tests.unit.coordinator.decide_world import World, report, server, tablet
 
 P = TabletProgress
@@ -169,6 +171,25 @@ def test_rows_in_memory_only_stay_and_are_told_of() -> None:
     count, problem = what_stays(world.catalog, world.seen("s1"), True)
     assert (count, "tables t, with segments()" in problem) == (1, True)
     assert what_stays(world.catalog, None, True) == (0, "")
+
+
+def test_a_table_of_stelaes_own_keeps_no_tserver() -> None:
+    """Where nobody else could take its tablets they do not count; else they leave as all do."""
+    world = World(tablet())
+    table = world.catalog.tables[tablet().table_id]
+    own: TableRecord = msgspec.structs.replace(table, name=AUDIT_TABLE, generation=2)
+    world.beat("s1", *serving("a"))
+    seen = world.seen("s1")
+    assert len(owned_that_count(world.catalog, seen, False)) == 1
+    world.put(CatalogBatch((own,)))
+    assert owned_that_count(world.catalog, seen, False) == []
+    assert what_stays(world.catalog, seen, False) == (0, "")
+    assert len(owned_that_count(world.catalog, seen, True)) == 1
+    retire(world, "s1")
+    found = progress_of(world.catalog, world.liveness, "s1", world.now)
+    assert (found.tablets, found.problem) == (0, "")
+    world.beat("s2")
+    assert progress_of(world.catalog, world.liveness, "s1", world.now).tablets == 1
 
 
 def test_a_live_owner_without_a_mark_gets_its_time() -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stelae.serve.gateway.audit import BODY_BYTES, AuditLog, shown_body
+from stelae.core.errors import RetryLater
+from stelae.serve.gateway.audit import (
+    BODY_BYTES,
+    MAX_SOURCES,
+    PATH_CHARS,
+    REFUSED_S,
+    AuditLog,
+    shown_body,
+)
+from stelae.serve.gateway.audit_files import MARK, PIECE_BYTES, AuditFiles, Mark
 
 URL = "postgresql://u:se/cr@et@h:5432/db"
 SCOPE = {"method": "PUT", "path": "/v1/cluster/spec", "client": ("127.0.0.1", 1)}
@@ -65,3 +76,109 @@ async def test_with_a_file_it_is_in_that_file_alone(
     alone = AuditLog()
     await alone.end(alone.begin(SCOPE, "ci", "admin"), 200, b"{}")
     assert len(caplog.records) == 2
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "http.jsonl").read_text().splitlines()]
+
+
+def test_refused_tokens_are_counted_by_source_once_a_minute(tmp_path: Path) -> None:
+    """The first of each source at once, the others in the source's next line; beyond so many
+    sources all together. So callers without a token cannot fill the files."""
+    now = 0.0
+    log = AuditLog(tmp_path, "one", monotonic=lambda: now)
+
+    def refused(source: str, times: int) -> None:
+        scope = {"method": "GET", "path": "/" + "x" * 5000, "client": (source, 1)}
+        for _ in range(times):
+            log.refused(scope, "this token is not known")
+
+    refused("10.0.0.1", 1000)
+    assert [(e["client"], e["calls"], e["status"]) for e in noted(tmp_path)] == [
+        ("10.0.0.1", 1, 401)
+    ]
+    now = REFUSED_S
+    log.flush_refused()
+    assert [e["calls"] for e in noted(tmp_path)] == [1, 999]
+    now = 2 * REFUSED_S
+    log.flush_refused()
+    for number in range(1000):
+        refused(f"10.1.0.{number}", 3)
+    assert len(noted(tmp_path)) == 2 + MAX_SOURCES + 1
+    log.flush_refused(all_of_them=True)
+    found = noted(tmp_path)
+    assert sum(e["calls"] for e in found) == 1000 + 3000
+    assert found[-1]["client"] == "others"
+    assert all(len(e["path"]) <= PATH_CHARS for e in found)
+    assert len({e["id"] for e in found}) == len(found)
+    assert len(found) == 2 + 2 * (MAX_SOURCES + 1)
+
+
+def test_a_refused_token_is_refused_though_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the disk is full it is in the program's log."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    log = AuditLog(tmp_path)
+    monkeypatch.setattr("stelae.serve.gateway.audit._append", full)
+    log.refused(SCOPE, "this token is not known")
+    assert "this token is not known" in caplog.text
+
+
+async def test_a_line_is_there_as_a_whole_or_the_call_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes a piece of it only; and a piece that a loss of power has left."""
+    log, file = AuditLog(tmp_path), tmp_path / "http.jsonl"
+    await log.end(log.begin(SCOPE, "ci", "admin"), 200, b"")
+    before, whole = file.read_bytes(), os.write
+
+    def piece(descriptor: int, data: bytes) -> int:
+        return whole(descriptor, data[:20])
+
+    monkeypatch.setattr(os, "write", piece)
+    with pytest.raises(RetryLater):
+        log.begin(SCOPE, "ci", "admin")
+    monkeypatch.setattr(os, "write", whole)
+    assert file.read_bytes() == before
+    with file.open("ab") as out:
+        out.write(b'{"at":"2026')
+    entry = log.begin(SCOPE, "ci", "admin")
+    *_, torn, last = file.read_text().splitlines()
+    assert (torn, json.loads(last)["id"]) == ('{"at":"2026', entry.id)
+
+
+def test_a_mark_that_cannot_be_believed_is_no_mark(tmp_path: Path) -> None:
+    """All lines are read again then; they are the same rows."""
+    log, files = AuditLog(tmp_path), AuditFiles(tmp_path)
+    log.begin(SCOPE, "ci", "admin")
+    piece = files.after(files.read_mark())
+    assert len(piece.lines) == 2
+    files.write_mark(piece.mark)
+    assert files.read_mark() == piece.mark
+    assert files.after(piece.mark).lines == []
+    (tmp_path / MARK).write_bytes(b'{"file": "x", "offset": 1')
+    assert files.read_mark() == Mark()
+    other = files.after(Mark("another file", 7))
+    assert (len(other.lines), other.gone) == (2, "another file")
+
+
+def test_a_line_counts_once_its_end_is_there(tmp_path: Path) -> None:
+    """Of the newest file it is waited for; in one that was set aside it is torn. A line beyond all
+    bounds is passed over in pieces."""
+    files, newest = AuditFiles(tmp_path), tmp_path / "http.jsonl"
+    newest.write_bytes(b'{"id": "a"}\n{"id": "b"')
+    piece = files.after(Mark())
+    assert piece.lines == [b'{"id": "a"}', b""]
+    assert files.after(piece.mark).lines == []
+    newest.rename(tmp_path / "http.1.jsonl")
+    newest.write_bytes(b"x" * (2 * PIECE_BYTES + 10) + b'\n{"id": "c"}\n')
+    lines, mark = [], piece.mark
+    while (piece := files.after(mark)).lines:
+        lines += piece.lines
+        mark = piece.mark
+    assert lines[-2:] == [b'{"id": "c"}', b""]
+    assert not any(b'"b"' in line for line in lines)

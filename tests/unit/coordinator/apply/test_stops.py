@@ -9,6 +9,7 @@ import pytest
 from stelae.coordinator.apply.plan import TableIs
 from stelae.coordinator.apply.stops import NAMED, refusals_of_stop
 from stelae.core.schema.durability import replicas, segments, wal
+from stelae.core.schema.own_tables import AUDIT_TABLE
 
 MIB = 1 << 20
 
@@ -119,6 +120,17 @@ def test_what_a_tablet_server_owns_finds_memory_elsewhere(
     document = status(server("tserver", 1), *left, tablets=(tablet(leader="tserver-1"),))
     assert reason in why(document)
     assert bool(reason) == bool(why(document))
+
+
+@pytest.mark.parametrize("kind", ["tserver", "backup"])
+def test_a_table_of_stelaes_own_keeps_no_server(kind: str) -> None:
+    """The lines of the audit log wait in files: the only server of a kind may be stopped."""
+    replicas_are = voters(True)
+    for name, is_refused in (("t", True), (AUDIT_TABLE, False)):
+        owned = tablet(leader="tserver-1", table=name)
+        group = tablet(2, table=name, replicas=replicas_are)
+        document = status(server(kind, 1), tablets=(owned, group))
+        assert bool(why(document, TableIs(name, segments("disk")))) is is_refused
 
 
 @pytest.mark.parametrize(

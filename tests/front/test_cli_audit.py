@@ -1,0 +1,82 @@
+"""``stelae audit`` against a real cluster, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stelae.cli import audit as cli_audit
+from stelae.serve.gateway.audit import AuditLog
+from tests.cluster_fixture import local_cluster
+from tests.front.test_audit_table import all_of, call, copier_of
+from tests.front.test_cli_operators import database_of, run
+
+
+async def test_the_audit_log_is_shown_by_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For people and as JSON, chosen by time, caller, outcome and path; nothing in it moves a
+    cursor."""
+    async with local_cluster(tmp_path / "c", tservers=1) as cluster:
+        monkeypatch.setattr(cli_audit, "open_cluster", lambda _: database_of(cluster))
+
+        async def command(*arguments: str) -> tuple[int, str]:
+            return await asyncio.to_thread(run, capsys, "audit", *arguments)
+
+        assert "no such call" in (await command())[1]
+        log = AuditLog(tmp_path / "audit")
+        for name, token, status in (("a", "ci", 200), ("b", "ada", 403), ("c\x1b[2J", "ci", 503)):
+            await log.end(call(log, f"/v1/tables/{name}", token), status, b'{"x": 1}')
+        log.refused({"type": "http", "method": "GET", "path": "/", "client": ("10.1.1.1", 1)}, "no")
+        copier = copier_of(log, cluster.database)
+        await all_of(copier)
+        await copier.close()
+
+        async def paths(*arguments: str) -> list[str]:
+            code, out = await command(*arguments, "--json")
+            assert code == 0, out
+            return [entry["path"] for entry in json.loads(out)["entries"]]
+
+        code, out = await command("--since", "1h")
+        assert code == 0
+        for shown in ("PUT /v1/tables/a", "refused 403", "failed 503", "c\\x1b[2J", "10.1.1.1"):
+            assert shown in out
+        assert "\x1b[2J" not in out
+        assert await paths("--who", "ci", "--path", "/v1/tables/a") == ["/v1/tables/a"]
+        assert await paths("--outcome", "refused") == ["/v1/tables/b", "/"]
+        assert await paths("--outcome", "refused", "-n", "1") == ["/"]
+        assert await paths("--until", "2026-01-01") == []
+        assert len(await paths("--since", "2026-01-01T00:00:00+00:00")) == 4
+        assert (await command("--since", "soon"))[0] == 2
+        assert (await command("--outcome", "good"))[0] == 2
+
+
+def test_following_shows_each_entry_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once when it has begun and once when it is answered, and nothing from before the first."""
+    monkeypatch.setattr(cli_audit, "FOLLOW_S", 0.0)
+    now = datetime.datetime(2026, 12, 1, tzinfo=datetime.UTC)
+
+    def entry(name: str, outcome: str, second: int) -> dict[str, Any]:
+        return {"id": name, "outcome": outcome, "time": now + datetime.timedelta(seconds=second)}
+
+    a, b, b_done = entry("a", "done", 0), entry("b", "begun", 1), entry("b", "done", 1)
+    late = entry("c", "done", 2000)
+    answers = [[a, b], [a, b_done], [late], [late, entry("d", "done", 2001)]]
+    asked: list[datetime.datetime] = []
+
+    def look(since: datetime.datetime) -> list[dict[str, Any]]:
+        asked.append(since)
+        return answers.pop(0)
+
+    shown = list(itertools.islice(cli_audit.followed(look, [a]), 5))
+    names = [(found["id"], found["outcome"]) for found in shown]
+    assert names == [
+        ("a", "done"), ("b", "begun"), ("b", "done"), ("c", "done"), ("d", "done")
+    ]  # fmt: skip
+    assert asked == [now, now, now, late["time"] - datetime.timedelta(seconds=cli_audit.LATE_S)]
