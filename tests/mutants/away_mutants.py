@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import mutants_of
 
 _DECIDED = ("tests/unit/coordinator/apply/test_away.py",)
+_BY_HAND = ("tests/unit/coordinator/apply/test_replaces.py",)
+_HAND_SHELL = ("tests/unit/stelae/test_replace_one.py",)
 _STOPPED = ("tests/unit/coordinator/apply/test_stops.py",)
 _ONE_SERVER = ("tests/unit/stelae/test_one_server.py",)
 _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
@@ -25,19 +27,11 @@ MUTANTS = [
             ('if any(each["state"] == "live" for each in known):', "if False:"),
             ("    if not known:\n", "    if False:\n"),
             ("    if look.replace_after_s is None:\n", "    if False:\n"),
-            ('for each in _known(look, name) if each["state"] != "live")', "for each in ())"),
+            ('if each["state"] != "live"\n    )', "if False\n    )"),
             ('uuids = tuple(str(each["uuid"]) for each in known)', 'uuids = (known[0]["uuid"],)'),
             ('    if any(each.get("maintenance") for each in known):', "    if False:"),
             ('if any(e.get("retiring") or', "if any("),
             (' or e.get("status") == "decommissioned" for', " for"),
-            ('return "" if look.store_moves else', 'return "" if True else'),
-            ('        if tablet["state"] != "running":\n', "        if False:\n"),
-            ('        if not tablet["reported"]:\n', "        if False:\n"),
-            ('        if tablet["loaded"] < 1.0:\n', "        if False:\n"),
-            ('        if tablet["segments_lacking"]:\n', "        if False:\n"),
-            ('        if shortage["segments_unheld"]:\n', "        if False:\n"),
-            ('if look.status["shortages"] and others', "if False and others"),
-            (" and others >= look.copies:", ":"),
             ("    if half:\n        return", "    if False:\n        return"),
             ('and not each["successor"] for each', "for each"),
             ("    if name not in look.there:\n", "    if False:\n"),
@@ -45,6 +39,56 @@ MUTANTS = [
             ("    if machine in look.away_s:\n", "    if False:\n"),
             ("if (each.name, each.next) in look.paused", "if False"),
             ("each if each is first or each.next is Next.WAIT else", "each if True else"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/apply/replaces.py",
+        (*_BY_HAND, *_DECIDED),
+        [
+            ('return "" if kept.store_moves else', 'return "" if True else'),
+            ('        if tablet["state"] != "running":\n', "        if False:\n"),
+            ('        if not tablet["reported"]:\n', "        if False:\n"),
+            ('        if tablet["loaded"] < 1.0:\n', "        if False:\n"),
+            ('        if tablet.get("inherits"):\n', "        if False:\n"),
+            ('        if tablet["segments_lacking"]:\n', "        if False:\n"),
+            ('        if shortage["segments_unheld"]:\n', "        if False:\n"),
+            ('if status["shortages"] and others', "if False and others"),
+            (" and others >= kept.copies:", ":"),
+            ("    if kept.has_lone_blobs:\n        return", "    if False:\n        return"),
+            ("    if look.kept.has_lone_blobs:\n        yield", "    if False:\n        yield"),
+            ('    if look.status.get("heard_all") is not True:  # R1\n', "    if False:\n"),
+            (
+                '    if look.status.get("heard_all") is not True:  # R1\n',
+                '    if look.status.get("heard_all") is False:\n',
+            ),
+            ("    if silent_s < look.quiet_s:  # R7\n", "    if False:\n"),
+            ("return max(QUIET_S, dead_after_s + BEATS * heartbeat_s)", "return QUIET_S"),
+            ("    if look.unwell:\n        return", "    if False:\n        return"),
+            ("    if look.logs_left:\n", "    if False:\n"),
+            ('        return bool(server["drained"])\n', '        return not server["segments"]\n'),
+            ("    if not _leaves(server):\n        return False\n", ""),
+            ("        return _wait(look.unwell) if look.unwell else", "        return"),
+            ("ReplaceAct.TAKEN_BACK if look.has_drained else", ""),
+            ("    if server == name and live and begun:\n", "    if False:\n"),
+            ("    if server == name and live and begun:\n", "    if server == name and begun:\n"),
+            ("if any(len(media_of(each)) == 1 for", "if any(False for"),
+            ('        if live["uuid"] in holders and others <= holders:\n', "        if False:\n"),
+            ("    if 2 * len(others) <= len(voters):\n", "    if not others:\n"),
+            ("        if len(members) < wanted:\n", "        if True:\n"),
+            ("    found = refusals_of_stop(live, look.status, look.tables)\n", "    found = []\n"),
+        ],
+    ),
+    *mutants_of(
+        "stelae/applying/replace_one.py",
+        _HAND_SHELL,
+        [
+            ("                self._read_again()\n", ""),
+            ("            if not self._has_drained:\n                raise\n", ""),
+            (
+                "                if not self.drains:\n                    hand_over",
+                "                if False:\n                    hand_over",
+            ),
+            ("self._note(uuid, goes_on=True)", "self._note(uuid, goes_on=False)"),
         ],
     ),
     *mutants_of(
@@ -94,8 +138,8 @@ MUTANTS = [
         [
             ("        self._settle()\n", ""),
             ("        self._refuse(self._look())  # R1", "        self._look()  # R1"),
-            ("        self._sure()\n        self._hand_over", "        self._hand_over"),
-            ("        self._hand_over(seen)\n", ""),
+            ("        self._sure()\n        actor", "        actor"),
+            ("            hand_over(self._name, actor, self._progress)\n", "            pass\n"),
         ],
     ),
     *mutants_of(
@@ -105,6 +149,7 @@ MUTANTS = [
             ("    if liveness.may_hear(now):\n", "    if False:\n"),
             ("    if liveness.live_server(order.uuid, now) is not None:\n", "    if False:\n"),
             ("    if mark.maintenance:\n", "    if False:\n"),
+            ("        if order.goes_on or not mark.replacing:\n", "        if True:\n"),
             ("    if catalog.mark(server.uuid).replaced:", "    if False:"),
             ("        and not mark.successor\n", ""),
             ("(mark.kind, mark.name) == (server.kind, server.name)", "mark.name == server.name"),
@@ -178,7 +223,8 @@ MUTANTS = [
             ),
             ("            sure()\n", "            pass\n"),
             ("if not is_same or", "if"),
-            ('        return f"a server runs on {busy}"\n', "        pass\n"),
+            ('        return SetAside(problem=f"a server runs on {busy}")\n', "        pass\n"),
+            ("    for folder in reversed(there):\n", "    for folder in there:\n"),
             ("        folder.rename(aside)\n", "        pass\n"),
             ("        if whose not in only_of:\n", "        if False:\n"),
             ("            for uuid in due.uuids:\n", "            for uuid in ():\n"),
