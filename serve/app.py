@@ -67,6 +67,7 @@ from stelae.serve.pages.page import REFRESH_S, headers, status_page
 from stelae.serve.pages.tables import View
 from stelae.serve.routes import cluster_spec, finds, losses, operators, rows, scans, tables
 from stelae.serve.routes import safekeepers as control
+from stelae.serve.routes import servers as server_routes
 from stelae.serve.routes import tokens as token_routes
 from stelae.serve.routes.losses import AcceptLossRequest
 from stelae.serve.routes.operators import (
@@ -115,6 +116,9 @@ _BODIES = (
     ReplicasRequest,
     StepDownRequest,
     RetireRequest,
+    server_routes.NoOptions,
+    server_routes.LeaveRequest,
+    server_routes.ReplaceRequest,
     CreateTokenRequest,
 )
 
@@ -167,6 +171,7 @@ def make_app(
     app.include_router(losses.router)
     app.include_router(cluster_spec.router)
     app.include_router(operators.router)
+    app.include_router(server_routes.router)
     app.include_router(token_routes.router)
     _add_error_handlers(app)
     app.state.tokens = tokens

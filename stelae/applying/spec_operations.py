@@ -33,7 +33,9 @@ WATCH_PERIOD_S = 5.0
 """Between looks at machines that are away."""
 HOST = ("stelae.spec_host", "SpecHost")
 """The actor's class, by name: it opens a `stelae.Database`, which knows of applying itself."""
-AGAIN = "put it again: while it runs, that is refused and names the operation"
+AGAIN = "ask for it again: while it runs, that is refused and names the operation"
+APPLIER_IS = "the cluster's actor that applies specs"
+RENEWS = "`stelae down`, then `stelae up` start a new one"
 
 Document = dict[str, Any]
 
@@ -72,6 +74,18 @@ class RaySpecs:
             raise unknown from error
         return found
 
+    async def begin_server(
+        self, verb: str, server: str, options: Document, by: str, timeout_s: float
+    ) -> Document:
+        values = (verb, server, options, f"token {by}")
+        try:
+            found: Document = await self._ask("begin_server", values, timeout_s)
+        except (DeadlineExpired, ApplierEnded) as error:  # it may have begun, or yet begin
+            unknown = OutcomeUnknown("the cluster", f"server {verb} {server}", timeout_s)
+            unknown.add_note(AGAIN)
+            raise unknown from error
+        return found
+
     async def operation(self, operation_id: str, timeout_s: float) -> Document | None:
         found: Document | None = await self._ask("operation", (operation_id,), timeout_s)
         return found
@@ -82,6 +96,8 @@ class RaySpecs:
 
     async def _ask(self, method: str, values: tuple[Any, ...], timeout_s: float) -> Any:
         actor = await asyncio.to_thread(self._actor)
+        if not hasattr(actor, method):
+            raise Unavailable(APPLIER_IS, f"it is of an older version, without {method}; {RENEWS}")
         asked: Awaitable[Any] = getattr(actor, method).remote(*values)
         try:
             return await asyncio.wait_for(asked, timeout_s)
@@ -135,9 +151,8 @@ def ask_away(cluster: str, timeout_s: float) -> Document:
         return {"since": {}, "servers": []}
     if not hasattr(actor, "away"):
         raise Unavailable(
-            "the cluster's actor that applies specs",
-            "it is of an older version, which replaces no servers; `stelae down`, then `stelae up` "
-            "start a new one",
+            APPLIER_IS,
+            f"it is of an older version, which replaces no servers; {RENEWS}",
         )
     try:
         found: Document = ray.get(actor.away.remote(), timeout=timeout_s)

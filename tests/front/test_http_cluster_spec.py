@@ -22,6 +22,8 @@ class Specs:
         self.number = 1
         self.running = False
         self.cancelled_by = ""
+        self.what = "apply"
+        self.options: dict[str, Any] = {}
 
     async def kept(self, timeout_s: float) -> dict[str, Any]:
         return {"spec": self.spec, "by": "ada", "at": 1.5, "done": True, "etag": f"e{self.number}"}
@@ -41,9 +43,20 @@ class Specs:
         self.number += 1
         return {**self._operation(), "by": by}
 
+    async def begin_server(
+        self, verb: str, server: str, options: dict[str, Any], by: str, timeout_s: float
+    ) -> dict[str, Any]:
+        if self.running:
+            raise AlreadyRunning(f"operation op1 is changing this cluster: {self.what}")
+        if server == "nobody":
+            raise InvalidArgument("'nobody' is no server")
+        self.running, self.what, self.options = True, f"server {verb} {server}", options
+        return {**self._operation(), "by": by}
+
     def _operation(self) -> dict[str, Any]:
-        made = {"id": "op1", "state": "running", "by": "", "steps_done": 0, "steps": 3}
-        return {**made, "text": "", "error": "", "cancelled_by": self.cancelled_by}
+        made = {"id": "op1", "what": self.what, "state": "running", "by": "", "steps_done": 0}
+        more = {"steps": 3, "text": "", "error": "", "result": {}}
+        return {**made, **more, "cancelled_by": self.cancelled_by}
 
     async def operation(self, operation_id: str, timeout_s: float) -> dict[str, Any] | None:
         return self._operation() if operation_id == "op1" and self.running else None
@@ -98,8 +111,44 @@ async def test_what_is_put_is_planned_refused_or_carried_out_by_admins_only(worl
         assert (await client.get("/v1/cluster/spec")).json()["spec"] == spec
 
 
+@pytest.mark.parametrize(
+    ("verb", "sent", "options"),
+    [
+        ("retire", {}, {"cancel": False}),
+        ("retire", {"cancel": True}, {"cancel": True}),
+        ("stop", {}, {}),
+        ("start", {}, {}),
+        ("restart", {}, {}),
+        ("replace", {}, {"drain": True, "elsewhere": False}),
+        ("replace", {"drain": False, "elsewhere": True}, {"drain": False, "elsewhere": True}),
+    ],
+)
+async def test_commands_on_a_server_are_operations(
+    world: World, verb: str, sent: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Of admins only, one at a time: what is asked meanwhile is 409, and says what runs."""
+    specs = Specs()
+    app = make_app(world.cluster.database, world.verifier, specs=specs)
+    url = f"/v1/servers/tserver-1:{verb}"
+    async with world.client(Role.WRITE, app) as client:
+        assert (await client.post(url, json=sent)).status_code == 403
+    async with world.client(Role.ADMIN, app) as client:
+        assert (await client.post(url, json={"odd": True})).status_code == 422
+        assert (await client.post(f"/v1/servers/nobody:{verb}", json={})).status_code == 400
+        assert not specs.running
+        begun = await client.post(url, json=sent)
+        assert begun.status_code == 202, begun.text
+        assert (specs.what, specs.options) == (f"server {verb} tserver-1", options)
+        assert begun.json()["by"] == "admin"
+        told = await client.get(begun.headers["location"])
+        assert (told.json()["what"], told.json()["state"]) == (specs.what, "running")
+        again = await client.post("/v1/servers/backup-1:stop", json={})
+        assert (again.status_code, specs.what in again.json()["detail"]) == (409, True)
+
+
 async def test_a_front_that_is_not_the_clusters_own_says_so(world: World) -> None:
     """Nobody carries anything out there."""
     async with world.client(Role.ADMIN) as client:
         assert (await client.get("/v1/cluster/spec")).status_code == 503
         assert (await client.put("/v1/cluster/spec", json={})).status_code == 503
+        assert (await client.post("/v1/servers/a:stop", json={})).status_code == 503
