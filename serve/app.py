@@ -56,6 +56,7 @@ from stelae.serve.bodies.status import (
     ServerListing,
     TabletStatus,
 )
+from stelae.serve.gateway.around import Around
 from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.following import TokenFollower
 from stelae.serve.gateway.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
@@ -161,6 +162,7 @@ def make_app(
     )
     app.state.gateway = gateway
     app.state.cluster_specs = specs
+    app.state.around = Around(None if specs is None else specs.around)
     app.include_router(rows.router)  # first, as routes are tried in turn
     app.include_router(_health)
     app.include_router(_status)
@@ -274,7 +276,9 @@ async def problem(slug: str) -> Response:
 async def _document(request: Request, max_staleness: float | None = None) -> dict[str, Any]:
     gateway = gateway_of(request)
     database = await gateway.database()
-    return await database.status(max_staleness=max_staleness, timeout=gateway.timeout_s(request))
+    status = await database.status(max_staleness=max_staleness, timeout=gateway.timeout_s(request))
+    around: Around = request.app.state.around
+    return await around.added(status)
 
 
 # ---- errors ---------------------------------------------------------------------------------

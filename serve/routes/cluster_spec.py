@@ -56,6 +56,12 @@ class ClusterSpecs(Protocol):
         the etag is another by now; OutcomeUnknown: it may have begun."""
         ...
 
+    async def around(self, timeout_s: float) -> Document:
+        """What the masters do not know: servers that an operator ``stopped``, machines that are
+        ``away`` (`SpecHost.away`; None: nothing is known), and the ``spread`` that the spec asks
+        for (None, ``node``, ``rack``). Starts nothing."""
+        ...
+
     async def begin_server(
         self, verb: str, server: str, options: Document, by: str, timeout_s: float
     ) -> Document:

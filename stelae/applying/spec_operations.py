@@ -18,6 +18,7 @@ import ray
 
 from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
 from stelae.actors.ray_host.node_selector import node_options
+from stelae.applying.processes import deployment_of
 from stelae.core.errors import (
     DeadlineExpired,
     OutcomeUnknown,
@@ -29,6 +30,7 @@ from stelae.deploy.launcher import APPLIER
 from stelae.deploy.machines import NODE_ID
 
 CALLS_AT_ONCE = 16
+AWAY_TIMEOUT_S = 1.0
 WATCH_PERIOD_S = 5.0
 """Between looks at machines that are away."""
 HOST = ("stelae.spec_host", "SpecHost")
@@ -73,6 +75,14 @@ class RaySpecs:
             unknown.add_note(AGAIN)
             raise unknown from error
         return found
+
+    async def around(self, timeout_s: float) -> Document:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(around, self.cluster), timeout_s)
+        except TimeoutError:
+            raise DeadlineExpired("what is around the cluster", "Ray") from None
+        except ray.exceptions.RayError as error:
+            raise Unavailable("Ray", str(error)) from error
 
     async def begin_server(
         self, verb: str, server: str, options: Document, by: str, timeout_s: float
@@ -126,6 +136,23 @@ class RaySpecs:
             **node_options({NODE_ID: self.node_id} if self.node_id else {}),
         )
         return made.remote(self.cluster, str(Path(self.data_dir)), WATCH_PERIOD_S)
+
+
+def around(cluster: str) -> Document:
+    """See `ClusterSpecs.around`. Asks actors that there are, and starts none. Raises StelaeError,
+    RayError."""
+    actors = cluster_actors(cluster)
+    with deployment_of(cluster) as known:
+        placement, wanted = known.spec.placement, list(known.plans)
+    spread = None
+    if placement is not None and placement.spread is not None:
+        spread = "node" if placement.spread == "node" else "rack"
+    has_actor = APPLIER in actors
+    return {
+        "stopped": [name for name in wanted if name not in actors],
+        "away": ask_away(cluster, AWAY_TIMEOUT_S) if has_actor else None,
+        "spread": spread,
+    }
 
 
 def away_lines(told: Document) -> list[str]:

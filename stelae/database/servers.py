@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +23,7 @@ from stelae.database.progress import words_bar
 
 if TYPE_CHECKING:
     from stelae.applying.replacement import Replacement
+    from stelae.client.check.check import WhoIsStopped
     from stelae.deploy.changed import ChangedCluster
     from stelae.recovery.spark_link import ClusterLink
 
@@ -202,6 +204,27 @@ class ServerOperations:
         remove_master_alone(cluster, found["uuid"], timeout=timeout)
         mark = ServerMark(found["uuid"], found["name"], retiring=True, kind=ServerKind.MASTER)
         return ServerProgress(mark, is_live=False, replicas=0, tablets=0)
+
+    def _who_is_stopped(self, *, join: bool) -> WhoIsStopped:
+        """What tells a check which servers an operator stopped. ``join``: whether a connection to
+        Ray may be opened for that."""
+
+        async def ask() -> Collection[str]:
+            return await asyncio.to_thread(self._stopped_names, join)
+
+        return ask
+
+    def _stopped_names(self, join: bool) -> Collection[str]:
+        import ray
+
+        if not (join or ray.is_initialized()):
+            return ()
+        try:
+            wanted, there = self._processes()
+        except StelaeError as error:  # its Ray has ended: then the servers are dead
+            logger.warning("it is not known which servers are stopped: %s", error)
+            return ()
+        return [name for name in wanted if name not in there]
 
     def _processes(self) -> tuple[Sequence[str], Collection[str]]:
         """See `processes_of`, once this process is connected to the cluster's Ray."""

@@ -12,6 +12,7 @@ from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.core.records.tokens import Role
 from stelae.serve.app import make_app
 from tests.front.http_world import PROBLEM, World, http_world
+from tests.until import until_async
 
 
 class Specs:
@@ -22,6 +23,8 @@ class Specs:
         self.number = 1
         self.running = False
         self.cancelled_by = ""
+        self.stopped: list[str] = []
+        self.asked = 0
         self.what = "apply"
         self.options: dict[str, Any] = {}
 
@@ -42,6 +45,11 @@ class Specs:
         self.spec, self.running = spec, True
         self.number += 1
         return {**self._operation(), "by": by}
+
+    async def around(self, timeout_s: float) -> dict[str, Any]:
+        self.asked += 1
+        away = {"since": {"c": 1.5}, "there": {"c": ["backup-9"]}, "servers": []}
+        return {"stopped": self.stopped, "away": away, "spread": "node"}
 
     async def begin_server(
         self, verb: str, server: str, options: dict[str, Any], by: str, timeout_s: float
@@ -144,6 +152,43 @@ async def test_commands_on_a_server_are_operations(
         assert (told.json()["what"], told.json()["state"]) == (specs.what, "running")
         again = await client.post("/v1/servers/backup-1:stop", json={})
         assert (again.status_code, specs.what in again.json()["detail"]) == (409, True)
+
+
+async def test_what_masters_do_not_know_is_in_the_status_and_on_its_page(world: World) -> None:
+    """Servers that an operator stopped, machines that are away, and nodes that are too few; asked
+    for once in a while."""
+    specs = Specs()
+    app = make_app(world.cluster.database, world.verifier, specs=specs)
+    names = [each["id"] for each in (await world.cluster.database.status())["servers"]]
+    backup = next(name for name in names if name.startswith("backup"))
+    specs.stopped = [backup]
+    async with world.client(Role.READ, app) as client:
+        shown = (await client.get("/v1/cluster")).json()
+        assert shown["stopped"] == [], "it lives: it is being started"
+        assert shown["away"]["since"] == {"c": 1.5}
+        (server,) = [each for each in world.cluster.backups if each.info.name == backup]
+        await server.stop()
+
+        async def is_dead() -> bool:
+            return bool((await client.get("/v1/cluster")).json()["stopped"] == [backup])
+
+        await until_async(is_dead, 60.0, "the backup is dead", poll_s=0.05)
+
+        async def page_says() -> bool:
+            page = (await client.get("/")).text
+            assert "Machine c is away: backup-9." in page
+            return f"Stopped by an operator: {backup}." in page
+
+        await until_async(page_says, 60.0, "the page says so", poll_s=0.05)
+
+        async def of_it() -> list[Any]:
+            found = (await client.get("/v1/cluster/check")).json()["findings"]
+            return [each for each in found if each["subject"] == backup]
+
+        (told,) = await until_async(of_it, 60.0, "the check has it", poll_s=0.05)
+        assert (told["severity"], told["text"]) == ("note", "is stopped by an operator")
+        assert told["hint"] == f"`stelae server start {backup}`"
+        assert specs.asked < 20
 
 
 async def test_a_front_that_is_not_the_clusters_own_says_so(world: World) -> None:

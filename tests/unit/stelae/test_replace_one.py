@@ -292,16 +292,14 @@ def test_success_is_not_told_by_a_leader_that_has_just_begun(cluster: Cluster) -
 
 def test_what_was_asked_for_during_the_drain_counts(cluster: Cluster) -> None:
     """A spec without the server: nothing is ended, and nothing started."""
-    turns = iter([lambda: None, lambda: setattr(cluster, "known", fewer)])
-    spec = cluster.spec.model_copy(
-        update={"backups": cluster.spec.backups.model_copy(update={"count": 1})}
-    )
-    fewer = Deployment(cluster.known.home, spec, cluster.state)
-    cluster.in_turn = lambda: next(turns)()
+    few = cluster.spec.backups.model_copy(update={"count": 1})
+    fewer = cluster.spec.model_copy(update={"backups": few})
+    specs = [cluster.spec, fewer]
+    assert len(cluster.known.plans) == len(NAMES)
     with pytest.MonkeyPatch.context() as patch:
         kept = MagicMock()
         patch.setattr(replace_one, "kept_spec", lambda home: kept)
-        patch.setattr(replace_one, "load_spec", lambda _: cluster.known.spec)
+        patch.setattr(replace_one, "load_spec", lambda _: specs.pop(0))
         with pytest.raises(InvalidArgument, match="backup-2 was taken out of the spec meanwhile"):
             cluster.replace("backup-2")
     assert "backup-2" in cluster.actors
