@@ -171,10 +171,8 @@ def make_app(
     app.include_router(finds.router)
     app.include_router(control.router)
     app.include_router(losses.router)
-    app.include_router(cluster_spec.router)
-    app.include_router(operators.router)
-    app.include_router(server_routes.router)
-    app.include_router(token_routes.router)
+    for each in (cluster_spec, operators, server_routes, token_routes):
+        app.include_router(each.router)
     _add_error_handlers(app)
     app.state.tokens = tokens
     app.add_middleware(RowShortcut, handlers=_HANDLERS)

@@ -25,6 +25,7 @@ from stelae.applying.server_verbs import check_server, run_verb
 from stelae.applying.spec_operations import Document
 from stelae.cluster import connect
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, StelaeError
+from stelae.database.progress import retiring_told
 from stelae.deploy.asked import Kept, kept_spec
 from stelae.deploy.cluster_files import home_of
 from stelae.serve.bodies.problems import PreconditionFailed
@@ -148,7 +149,9 @@ class SpecHost:
             def carry_out() -> None:
                 with connect(self._cluster) as database:
                     tell = self._teller(work)
-                    work.result = run_verb(database, verb, server, options, tell, LONGEST_S)
+                    work.result = run_verb(
+                        *(database, verb, server, options), tell, retiring_told, LONGEST_S
+                    )
 
             return self._begun(work, carry_out)
 

@@ -67,20 +67,23 @@ def run_verb(
     server: str,
     options: Mapping[str, bool],
     tell: Tell,
+    retiring: Callable[[Tell], Callable[[ServerProgress], None]],
     timeout_s: float,
 ) -> Document:
-    """Carry out one command, and return what has come of it. ``tell`` may raise, to end it.
+    """Carry out one command, and return what has come of it.
+
+    ``tell`` is told how far it is, and may raise, to end it; ``retiring`` makes of it what a
+    retirement tells.
 
     Raises StelaeError, as the calls of `stelae.Database` do.
     """
-    from stelae.database.progress import retiring_told
 
     def words(text: str) -> None:
         tell(0, 0, text)
 
     match verb:
         case "retire":
-            database.retire_server(server, cancel=options["cancel"], progress=retiring_told(tell))
+            database.retire_server(server, cancel=options["cancel"], progress=retiring(tell))
         case "stop":
             database.stop_server(server, progress=words)
         case "start":
