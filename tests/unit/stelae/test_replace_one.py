@@ -3,6 +3,8 @@ does not exist. What comes next is decided by the real rules, from a status docu
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +19,8 @@ from stelae.applying import steps as apply_steps
 from stelae.applying.processes import Deployment
 from stelae.applying.replace_one import replace_server
 from stelae.applying.replacement import Replacement
+from stelae.cli import app as cli
+from stelae.cli.cluster import servers as cli_servers
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, Unavailable
 from stelae.core.schema.durability import replicas
@@ -432,3 +436,36 @@ def test_a_replica_that_nobody_else_can_take_is_refused(cluster: Cluster) -> Non
     with pytest.raises(InvalidArgument, match="say --no-drain"):
         cluster.replace("tserver-2")
     assert cluster.steps == []
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+
+def test_the_command_asks_before_a_disk_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it is told not to; nobody is asked for JSON. It says where the folders are."""
+    database = MagicMock()
+    folder = "/data/backup-2.replaced-20261201T093005Z"
+    found = Replacement("backup-2", ("old",), "new", set_aside=(folder,))
+    database.replace_server.return_value = found
+    monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
+
+    def typed(*arguments: str) -> tuple[int | str | None, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["server", "replace", "backup-2", *arguments])
+        return ended.value.code, capsys.readouterr().out
+
+    assert typed("--json")[0] == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert typed()[0] == 1
+    database.replace_server.assert_not_called()
+    code, out = typed("--yes", "--json", "--no-drain", "--elsewhere")
+    assert (code, json.loads(out)["set_aside"]) == (0, [folder])
+    how = database.replace_server.call_args.kwargs
+    assert (how["drain"], how["elsewhere"]) == (False, True)
+    code, out = typed("--yes")
+    assert code == 0
+    assert "backup-2 is a new server: new" in out
+    assert folder in out
+    assert database.replace_server.call_args.kwargs["drain"] is True
