@@ -17,7 +17,7 @@ from stelae.client.admin.servers import ServerCalls
 from stelae.client.admin.tokens import TokenCalls
 from stelae.client.admin.turns import TurnCalls
 from stelae.client.audit import AuditCalls
-from stelae.client.check.check import CheckReport, check_cluster
+from stelae.client.check.check import CheckReport, WhoIsStopped, check_cluster
 from stelae.client.database_api import DatabaseApi, check_new_table
 from stelae.client.input.given import indexed_columns, staleness
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
@@ -316,13 +316,15 @@ class AsyncDatabase(
         checksums: bool = False,
         wait: float = 0.0,
         timeout: float = DEFAULT_TIMEOUT_S,
+        stopped: WhoIsStopped | None = None,
     ) -> CheckReport:
         """Look at masters, servers, tables and tablets, and say what is not well.
 
         Never raises for what it finds, be it that nobody answers. ``tables``: only these.
         ``checksums``: have all replicas of each tablet with ``replicas(n)`` compared at one index
         of its log. ``wait``: look again for so many seconds while something is not well.
-        ``timeout`` is of each question asked.
+        ``timeout`` is of each question asked. ``stopped``: says which servers an operator stopped,
+        which is no fault.
 
         Raises:
             TableNotFound: one of ``tables`` does not exist.
@@ -334,6 +336,7 @@ class AsyncDatabase(
             checksums=checksums,
             wait_s=wait,
             timeout_s=timeout,
+            stopped=stopped,
         )
 
     async def close(self) -> None:

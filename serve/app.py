@@ -56,6 +56,7 @@ from stelae.serve.bodies.status import (
     ServerListing,
     TabletStatus,
 )
+from stelae.serve.gateway.around import Around
 from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.audit_copier import AuditCopier
 from stelae.serve.gateway.following import TokenFollower
@@ -69,6 +70,7 @@ from stelae.serve.pages.tables import View
 from stelae.serve.routes import audit as audit_routes
 from stelae.serve.routes import cluster_spec, finds, losses, operators, rows, scans, tables
 from stelae.serve.routes import safekeepers as control
+from stelae.serve.routes import servers as server_routes
 from stelae.serve.routes import tokens as token_routes
 from stelae.serve.routes.losses import AcceptLossRequest
 from stelae.serve.routes.operators import (
@@ -117,6 +119,9 @@ _BODIES = (
     ReplicasRequest,
     StepDownRequest,
     RetireRequest,
+    server_routes.NoOptions,
+    server_routes.LeaveRequest,
+    server_routes.ReplaceRequest,
     CreateTokenRequest,
 )
 
@@ -167,6 +172,7 @@ def make_app(
     )
     app.state.gateway = gateway
     app.state.cluster_specs = specs
+    app.state.around = Around(None if specs is None else specs.around)
     for router in _ROUTERS:
         app.include_router(router)
     _add_error_handlers(app)
@@ -202,6 +208,7 @@ _ROUTERS = (
     losses.router,
     cluster_spec.router,
     operators.router,
+    server_routes.router,
     token_routes.router,
     audit_routes.router,
 )
@@ -282,7 +289,9 @@ async def problem(slug: str) -> Response:
 async def _document(request: Request, max_staleness: float | None = None) -> dict[str, Any]:
     gateway = gateway_of(request)
     database = await gateway.database()
-    return await database.status(max_staleness=max_staleness, timeout=gateway.timeout_s(request))
+    status = await database.status(max_staleness=max_staleness, timeout=gateway.timeout_s(request))
+    around: Around = request.app.state.around
+    return await around.added(status)
 
 
 # ---- errors ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The actor that carries out what is put to ``/v1/cluster/spec``, beside the cluster's servers.
+"""The actor that carries out what is put to ``/v1/cluster/spec``, and to ``/v1/servers``.
 
 It outlives the HTTP front, which an apply may start anew; and one runs at a time, by the masters'
 word. How far each is, is kept while the actor lives; what was asked for last is in ``spec.json``,
@@ -14,15 +14,18 @@ import os
 import random
 import threading
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 
 import ray
 
 from stelae.applying.replacing import Replacing
 from stelae.applying.run import apply
+from stelae.applying.server_verbs import check_server, run_verb
 from stelae.applying.spec_operations import Document
 from stelae.cluster import connect
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, StelaeError
+from stelae.database.progress import retiring_told
 from stelae.deploy.asked import Kept, kept_spec
 from stelae.deploy.cluster_files import home_of
 from stelae.serve.bodies.problems import PreconditionFailed
@@ -40,10 +43,11 @@ class Cancelled(Exception):
 
 @dataclass(slots=True)
 class Operation:
-    """One apply, as its resource shows it."""
+    """One apply, or one command on a server, as its resource shows it."""
 
     id: str
     by: str
+    what: str = "apply"
     state: str = RUNNING
     steps_done: int = 0
     steps: int = 0
@@ -51,6 +55,8 @@ class Operation:
     error: str = ""
     cancelled_by: str = ""
     """Somebody, who wants it to end at its next look; or empty."""
+    result: Document = field(default_factory=dict)
+    """What has come of it, for programs, once it is done."""
 
 
 def etag_of(kept: Kept) -> str:
@@ -118,9 +124,7 @@ class SpecHost:
     def begin(self, spec: Document, by: str, etag: str) -> Document:
         """See `ClusterSpecs.begin`."""
         with self._lock:
-            running = [each for each in self._operations.values() if each.state == RUNNING]
-            if running:
-                raise AlreadyRunning(f"operation {running[0].id} is changing this cluster")
+            self._check_idle()
             if etag and self.kept()["etag"] != etag:
                 raise PreconditionFailed("something else was asked for meanwhile")
             shown = self.plan(spec)
@@ -128,11 +132,42 @@ class SpecHost:
                 reasons = "".join(f"\n  {reason}" for reason in shown["refused"])
                 raise InvalidArgument(f"this cannot be applied:{reasons}")
             work = Operation(uuid.uuid4().hex[:12], by, steps=len(shown["steps"]))
-            self._operations[work.id] = work
-            while len(self._operations) > OPERATIONS_KEPT:
-                del self._operations[next(iter(self._operations))]
-            threading.Thread(target=self._run, args=(spec, work), daemon=True).start()
-            return asdict(work)
+
+            def carry_out() -> None:
+                self._apply(spec, work, dry_run=False)
+
+            return self._begun(work, carry_out)
+
+    def begin_server(self, verb: str, server: str, options: Document, by: str) -> Document:
+        """See `ClusterSpecs.begin_server`."""
+        with self._lock:
+            self._check_idle()
+            with connect(self._cluster) as database:
+                check_server(database, verb, server)
+            work = Operation(uuid.uuid4().hex[:12], by, what=f"server {verb} {server}")
+
+            def carry_out() -> None:
+                with connect(self._cluster) as database:
+                    tell = self._teller(work)
+                    work.result = run_verb(
+                        *(database, verb, server, options), tell, retiring_told, LONGEST_S
+                    )
+
+            return self._begun(work, carry_out)
+
+    def _check_idle(self) -> None:
+        for each in self._operations.values():
+            if each.state == RUNNING:
+                raise AlreadyRunning(
+                    f"operation {each.id} is changing this cluster: {each.what}, by {each.by}"
+                )
+
+    def _begun(self, work: Operation, carry_out: Callable[[], None]) -> Document:
+        self._operations[work.id] = work
+        while len(self._operations) > OPERATIONS_KEPT:
+            del self._operations[next(iter(self._operations))]
+        threading.Thread(target=self._run, args=(work, carry_out), daemon=True).start()
+        return asdict(work)
 
     def operation(self, operation_id: str) -> Document | None:
         """How far it is."""
@@ -148,9 +183,9 @@ class SpecHost:
             found.cancelled_by = found.cancelled_by or by
         return asdict(found)
 
-    def _run(self, spec: Document, work: Operation) -> None:
+    def _run(self, work: Operation, carry_out: Callable[[], None]) -> None:
         try:
-            self._apply(spec, work, dry_run=False)
+            carry_out()
         except Cancelled:
             work.state = CANCELLED
         except Exception as error:  # whatever it was: somebody asks what has come of it
@@ -159,15 +194,24 @@ class SpecHost:
             work.state = DONE
 
     def _apply(self, spec: Document, work: Operation, *, dry_run: bool) -> Document:
-        def progress(done: int, of: int, text: str) -> None:
-            work.steps_done, work.steps, work.text = done, of, text
-            if work.cancelled_by:
-                raise Cancelled
-
         if not os.path.isabs(str(spec.get("data_dir", ""))):  # as in a file that lies elsewhere
             spec = {**spec, "data_dir": self._data_dir}
         with connect(self._cluster) as database:
             found = apply(
-                database, spec, dry_run=dry_run, progress=progress, timeout=LONGEST_S, by=work.by
+                *(database, spec),
+                dry_run=dry_run,
+                progress=self._teller(work),
+                timeout=LONGEST_S,
+                by=work.by,
             )
         return found.document()
+
+    def _teller(self, work: Operation) -> Callable[[int, int, str], None]:
+        """What shows how far it is while it runs, and ends it once somebody wants that."""
+
+        def tell(done: int, of: int, text: str) -> None:
+            work.steps_done, work.steps, work.text = done, of, text
+            if work.cancelled_by:
+                raise Cancelled
+
+        return tell

@@ -303,13 +303,16 @@ class OperatorCalls:
             if not found.mark.retiring:
                 raise RetryLater(f"{found.mark.name} is not to be retired any more")
 
-    async def replace_server(self, uuid: ServerUuid, *, timeout: float = CALL_TIMEOUT_S) -> None:
+    async def replace_server(
+        self, uuid: ServerUuid, *, goes_on: bool = False, timeout: float = CALL_TIMEOUT_S
+    ) -> None:
         """Fence a server that is away, by its UUID, so that another may have its name; permanent.
 
+        ``goes_on``: it is replaced by an operator's word, until this is called again without it.
         Raises InvalidArgument: it lives, is in maintenance, or nobody knows it; RetryLater.
         """
         with self._session.request() as request:
-            order = ReplaceServer(request, uuid)
+            order = ReplaceServer(request, uuid, goes_on)
             await self._masters.call(REPLACE_SERVER, order, timeout_s=timeout)
 
     async def maintain_server(

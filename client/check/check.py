@@ -8,7 +8,7 @@ into the log of each tablet compared. In the manner of Kudu's ksck.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,9 @@ CHECKSUM_TIMEOUT_S = 600.0
 MARKS_MAX = 3
 """Of one tablet, one after the other."""
 SERVER_DEAD = "the server is dead"
+
+WhoIsStopped = Callable[[], Awaitable[Collection[str]]]
+"""Says which servers an operator stopped. It is asked only while a server does not live."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -210,7 +213,7 @@ def _digest(answer: DigestAnswer) -> dict[str, Any]:
 
 def judge(facts: Facts) -> CheckReport:
     """Everything that the facts show. Pure."""
-    findings = judge_masters(facts.masters)
+    findings = judge_masters(facts.masters, facts.stopped)
     tablets: list[Judged] = []
     if facts.status is None:
         text = f"servers and tablets could not be looked at: {facts.status_problem}"
@@ -218,7 +221,7 @@ def judge(facts: Facts) -> CheckReport:
         findings.append(Finding("masters", "", text, Severity.ERROR, hint))
     else:
         tablets = judge_tablets(facts.status, facts.logs)
-        findings += judge_servers(facts.status)
+        findings += judge_servers(facts.status, facts.stopped)
         findings += judge_encryption(facts.status, facts.leaving)
         findings += judge_tables(facts.status)
         findings += judge_nodes(facts.status)
@@ -241,6 +244,7 @@ async def check_cluster(
     checksums: bool = False,
     wait_s: float = 0.0,
     timeout_s: float,
+    stopped: WhoIsStopped | None = None,
 ) -> CheckReport:
     """See `AsyncDatabase.check`. Raises `TableNotFound`.
 
@@ -251,6 +255,8 @@ async def check_cluster(
     deadline = clock.monotonic() + wait_s
     while True:
         facts = await _gather(runtime, masters, tables, timeout_s)
+        if stopped is not None and _lacks_servers(facts):
+            facts = replace(facts, stopped=tuple(await stopped()))
         report = judge(facts)
         is_last = clock.monotonic() >= deadline
         if checksums and facts.status is not None and (report.is_well or is_last):
@@ -260,6 +266,17 @@ async def check_cluster(
         if report.is_well or is_last:
             return report
         await clock.sleep(LOOK_AGAIN_S)
+
+
+def _lacks_servers(facts: Facts) -> bool:
+    """Whether some server is not there, so that it matters who was stopped."""
+    status = facts.status
+    if status is None:
+        return False
+    live = {each.id for each in status.servers if each.is_live}
+    everyone = [each.id for each in status.servers]
+    everyone += [each.id for each in status.backups_not_heard]
+    return any(name not in live for name in everyone)
 
 
 def _is_difference(found: Finding) -> bool:

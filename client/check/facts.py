@@ -258,6 +258,8 @@ class Facts:
     """None: no table has ``wal(n)``."""
     leaving: tuple[str, ...] = ()
     """Servers that other machines reach, where connections are not encrypted."""
+    stopped: tuple[str, ...] = ()
+    """Names of servers that an operator stopped: the cluster's spec has them, and Ray has not."""
 
 
 class Severity(enum.IntEnum):

@@ -72,6 +72,11 @@ _DEAD = {
 }
 
 
+def stopped(name: str) -> str:
+    """Of one that an operator stopped."""
+    return f"`stelae server start {name}`"
+
+
 def for_server(server: ServerFacts) -> str:
     """Of one that is dead, and nobody said why."""
     if server.kind == ServerKind.SAFEKEEPER:

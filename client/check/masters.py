@@ -5,7 +5,7 @@ Source: Kudu's ksck (masters' consensus, servers' health), its appendix B10.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stelae.client.check import hints as check_hints
 from stelae.client.check.facts import (
@@ -25,10 +25,11 @@ NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 NEVER_HEARD = "is a backup that was not heard since the leader master began"
 
 
-def judge_masters(answers: Sequence[MasterAnswer]) -> list[Finding]:
+def judge_masters(answers: Sequence[MasterAnswer], stopped: Collection[str] = ()) -> list[Finding]:
     """All members answer, they name the same members, and one of them leads.
 
-    Members are those of the newest configuration that anybody tells of.
+    Members are those of the newest configuration that anybody tells of. ``stopped``: names of those
+    that are away by an operator's word.
     """
     infos = [answer.info for answer in answers if answer.info is not None]
     told = [info for info in infos if info.members]
@@ -37,7 +38,7 @@ def judge_masters(answers: Sequence[MasterAnswer]) -> list[Finding]:
         text = f"no master answers{f': {why}' if why else ''}"
         return [_found("", text, ERROR, check_hints.NO_MASTER)]
     newest = max(told, key=lambda info: info.op_id)
-    found = _judge_presence(newest.members, answers)
+    found = _judge_presence(newest.members, answers, stopped)
     by_uuid = {info.server.uuid: info for info in infos}
     present = [by_uuid[m.uuid] for m in newest.members if m.uuid in by_uuid]
     found += _judge_members(newest, told)
@@ -49,7 +50,7 @@ def _found(subject: str, text: str, severity: Severity, hint: str = "") -> Findi
 
 
 def _judge_presence(
-    members: Sequence[MasterMember], answers: Sequence[MasterAnswer]
+    members: Sequence[MasterMember], answers: Sequence[MasterAnswer], stopped: Collection[str]
 ) -> list[Finding]:
     found: list[Finding] = []
     at = {answer.address: answer for answer in answers}
@@ -66,6 +67,8 @@ def _judge_presence(
                 text = f"at its address {member.address} is {other.name}, UUID {other.uuid}"
                 hint = check_hints.MASTER_REPLACED.format(name=name)
                 found.append(_found(name, text, ERROR, hint))
+            elif name in stopped:
+                found.append(_stopped("masters", name))
             else:
                 why = answer.error if answer is not None else "its address is not known"
                 hint = check_hints.MASTER_SILENT.format(name=name)
@@ -145,19 +148,27 @@ def _judge_leader(members: Sequence[MasterMember], present: Sequence[MasterInfo]
 HALF_REPLACED = "is fenced, and its successor was not heard yet"
 
 
-def judge_servers(status: StatusFacts) -> list[Finding]:
+def judge_servers(status: StatusFacts, stopped: Collection[str] = ()) -> list[Finding]:
     """Each tablet server, backup, safekeeper and configuration store that was ever heard, and each
     backup that is known, is live, and nothing special is wanted.
 
-    One that came back (with the same name) takes the place of its former runs.
+    One that came back (with the same name) takes the place of its former runs. ``stopped``: names
+    of those that are away by an operator's word.
     """
     needed = (ServerKind.TSERVER, ServerKind.BACKUP)
     kinds = (*needed, ServerKind.SAFEKEEPER, ServerKind.CAS_STORE)
     servers = [server for server in status.servers if server.kind in kinds]
     live = {server.id: server for server in servers if server.is_live}
     dead = {server.id: server for server in servers if server.id not in live}
-    found = [_judge_dead(server) for server in dead.values()]
-    found += [_judge_unheard(each) for each in status.backups_not_heard if each.id not in live]
+    found = [
+        _stopped("servers", server.id) if server.id in stopped else _judge_dead(server)
+        for server in dead.values()
+    ]
+    found += [
+        _stopped("servers", each.id) if each.id in stopped else _judge_unheard(each)
+        for each in status.backups_not_heard
+        if each.id not in live
+    ]
     found += [
         Finding("servers", each.id, HALF_REPLACED, WARNING, check_hints.HALF_REPLACED)
         for each in status.replaced
@@ -186,6 +197,10 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
         hint = check_hints.NONE_LIVE.format(kind=kind.value)
         found.append(Finding("servers", "", f"no {kind.value} is live", ERROR, hint))
     return found
+
+
+def _stopped(section: str, name: str) -> Finding:
+    return Finding(section, name, "is stopped by an operator", NOTE, check_hints.stopped(name))
 
 
 def _judge_media(backup: ServerFacts) -> list[Finding]:

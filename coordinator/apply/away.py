@@ -7,12 +7,7 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 - R1: the machine has been away for ``replace_after``, by Ray's nodes. How long a server was silent
   says nothing of its machine. Time in which nobody looked does not count.
 - R2: a server that the masters hear, or whose UUID they do not know, is not replaced.
-- R3: a configuration store with SQLite stays, as its rows are in its folder.
-- R4: each timeline has a live majority of its members, old and new, without the safekeeper.
-- R5: each tablet with replicas has a live majority of its voters without the tablet server.
-- R6: nothing may need the backup: all tablets run, their rows are loaded, each segment is on a live
-  backup, and no segment lacks a replica, unless the other backups are too few for that. Then a new
-  backup is the cure.
+- R3 to R6: nothing needs its disk; see `stelae.coordinator.apply.replaces`, which has these rules.
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
   first, wherever it was left: its data was given up before.
 - R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
@@ -29,11 +24,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stelae.coordinator.apply.majorities import (
-    named,
-    without_log_majority,
-    without_replica_majority,
-)
+from stelae.coordinator.apply.replaces import Kept, kind_of, known_as, who_needs_disk
 from stelae.core.records.records import ServerKind
 
 START_LIMIT_S = 90.0
@@ -88,6 +79,8 @@ class Look:
     """Most replicas that a segment of any table is to have."""
     store_moves: bool = False
     """The configuration store keeps its rows in a database elsewhere."""
+    has_lone_blobs: bool = False
+    """Evicted ends of logs are on one backup each."""
     there: Collection[str] = ()
     """Servers that have an actor, whether it runs or not."""
     starting_s: Mapping[str, float] = field(default_factory=dict)
@@ -133,11 +126,6 @@ def replacements(look: Look) -> list[Verdict]:
     ]
 
 
-def kind_of(name: str) -> str:
-    """``backup`` of ``backup-2``."""
-    return name.rpartition("-")[0]
-
-
 def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(
         (name for name in names if kind_of(name) in ORDER),
@@ -155,7 +143,9 @@ def _is_half(look: Look, name: str) -> bool:
 def _carried_on(look: Look, name: str) -> Verdict:
     machine = look.placed.get(name, "")
     # A step that was killed may have fenced only some of its UUIDs.
-    uuids = tuple(str(each["uuid"]) for each in _known(look, name) if each["state"] != "live")
+    uuids = tuple(
+        str(each["uuid"]) for each in known_as(look.status, name) if each["state"] != "live"
+    )
     if machine in look.away_s:
         return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced", uuids)
     starting_s = look.starting_s.get(name, 0.0)
@@ -176,17 +166,12 @@ def _judged(look: Look, name: str, half: Sequence[str]) -> Verdict:
         return Verdict(name, Next.WAIT, why, in_s=left_s)
     if half:
         return Verdict(name, Next.WAIT, f"{half[0]} goes first")
-    known = _known(look, name)
+    known = known_as(look.status, name)
     why = _why_not(look, name, known)
     if why:
         return Verdict(name, Next.WAIT, why)
     uuids = tuple(str(each["uuid"]) for each in known)
     return Verdict(name, Next.MOVE, f"machine {look.placed[name]} stays away", uuids)
-
-
-def _known(look: Look, name: str) -> list[Mapping[str, Any]]:
-    """All that the masters know under a name, and that is not fenced: one for each disk it had."""
-    return [each for each in look.status["servers"] if each["id"] == name]
 
 
 def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
@@ -201,64 +186,12 @@ def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
         return "it is in maintenance"
     if any(e.get("retiring") or e.get("status") == "decommissioned" for e in known):
         return "it is to leave"
-    match kind_of(name):
-        case ServerKind.CAS_STORE.value:
-            return "" if look.store_moves else "its rows are in its folder on that machine"
-        case ServerKind.BACKUP.value:
-            return _needs_backup(look)
-        case ServerKind.SAFEKEEPER.value:
-            return _needs_safekeeper(look)
-        case _:
-            return _needs_tserver(look)
-
-
-def _needs_backup(look: Look) -> str:
-    """What may be on the backup alone, which is not live (R2). R6."""
-    for tablet in look.status["tablets"]:
-        what = f"tablet {tablet['number']} of {tablet['table']!r}"
-        if tablet["state"] != "running":
-            return f"{what} is not served: what is on the disk there may be needed"
-        if not tablet["reported"]:
-            return f"it is not known yet what {what} lacks"
-        if tablet["loaded"] < 1.0:
-            return f"rows of {what} are still loaded from backups"
-        if tablet["segments_lacking"]:
-            return f"segments of {what} are on no backup that lives"
-    backups = [
-        each
-        for each in look.status["servers"]
-        if each["kind"] == ServerKind.BACKUP.value and each["state"] == "live"
-    ]
-    unnoticed = [each["id"] for each in backups if _is_away(look, each)]
-    if unnoticed:  # R9: no segment is called lacking yet whose other replica is there
-        return f"the masters have not noticed yet that {unnoticed[0]} is away as well"
-    others = len(backups)
-    for shortage in look.status["shortages"]:
-        if shortage["segments_unheld"]:
-            what = f"tablet {shortage['number']} of {shortage['table']!r}"
-            return f"segments of {what} are in its server's memory, and on no backup that lives"
-    if look.status["shortages"] and others >= look.copies:
-        return "the other backups are making replicas of segments again"
-    return ""
-
-
-def _needs_safekeeper(look: Look) -> str:
-    """Which log has no live majority without the safekeepers that are away. R4, R9."""
-    for tablet in without_log_majority(look.status, _uuids_away(look)):
-        return f"the log of {named(tablet)} has no live majority of safekeepers without it"
-    return ""
-
-
-def _needs_tserver(look: Look) -> str:
-    """Which tablet has no live majority of voters without the tablet servers that are away."""
-    for tablet in without_replica_majority(look.status, _uuids_away(look)):  # R5, R9
-        return f"{named(tablet)} has no live majority of replicas without it"
-    return ""
+    uuids = {str(each["uuid"]) for each in known}
+    kept = Kept(look.copies, look.store_moves, look.has_lone_blobs)
+    return who_needs_disk(kind_of(name), uuids, look.status, kept, _uuids_away(look))
 
 
 def _uuids_away(look: Look) -> set[str]:
-    return {str(each["uuid"]) for each in look.status["servers"] if _is_away(look, each)}
-
-
-def _is_away(look: Look, server: Mapping[str, Any]) -> bool:
-    return look.placed.get(server["id"]) in look.away_s
+    """R9."""
+    servers = look.status["servers"]
+    return {str(e["uuid"]) for e in servers if look.placed.get(e["id"]) in look.away_s}

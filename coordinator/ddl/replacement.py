@@ -33,7 +33,10 @@ def draft_replace(
         return None
     mark = catalog.mark(order.uuid)
     if mark.replaced:
-        return CatalogBatch(request=order.request)
+        if order.goes_on or not mark.replacing:
+            return CatalogBatch(request=order.request)
+        over = msgspec.structs.replace(mark, replacing=False, generation=mark.generation + 1)
+        return CatalogBatch(marks=(over,), request=order.request)
     if liveness.may_hear(now):
         raise RetryLater("the leader master has just begun to hear the servers: ask again")
     seen, known = liveness.newest(order.uuid), catalog.backups.known.get(order.uuid)
@@ -48,8 +51,9 @@ def draft_replace(
         raise InvalidArgument(f"{name} lives: only a server that is away is replaced")
     if mark.maintenance:
         raise InvalidArgument(f"{name} is in maintenance: end it first (`stelae server`)")
+    fenced = msgspec.structs.replace(mark, name=name, kind=kind, replaced=True)
     fenced = msgspec.structs.replace(
-        mark, name=name, kind=kind, replaced=True, generation=mark.generation + 1
+        fenced, replacing=order.goes_on, generation=mark.generation + 1
     )
     return CatalogBatch(marks=(fenced,), request=order.request)
 

@@ -91,7 +91,12 @@ def status_document(inputs: StatusInputs) -> bytes:
             if not inputs.catalog.mark(seen.server.uuid).replaced
         ],
         "replaced": [
-            {"id": mark.name, "uuid": mark.uuid, "successor": mark.successor}
+            {
+                "id": mark.name,
+                "uuid": mark.uuid,
+                "successor": mark.successor,
+                "goes_on": mark.replacing,
+            }
             for mark in inputs.catalog.marks.values()
             if mark.replaced
         ],

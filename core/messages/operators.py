@@ -30,13 +30,16 @@ class MarkServer(Body, frozen=True):
 class ReplaceServer(Body, frozen=True):
     """Fence a server that is away, by its UUID, so that another may have its name.
 
-    Permanent: masters refuse every run of this UUID from then on. Any kind but a master.
+    Permanent: masters refuse every run of this UUID from then on. Any kind but a master. Of a
+    server that is fenced it only notes whether its replacement goes on.
     Raises InvalidArgument: it lives, or is in maintenance, or nobody knows it; RetryLater: the
     leader may not have heard it yet.
     """
 
     request: RequestId
     uuid: ServerUuid
+    goes_on: bool = False
+    """An operator's replacement, which is under way until the same order without it."""
 
 
 class GetServer(Body, frozen=True):

@@ -170,6 +170,8 @@ class ServerMark(msgspec.Struct, frozen=True):
     UUID, and its process ends."""
     successor: ServerUuid = ServerUuid("")
     """UUID of the server that has its name now; empty: that was not heard yet."""
+    replacing: bool = False
+    """An operator has replaced it, and the cluster is not known to be whole again since."""
 
 
 class Copysets(msgspec.Struct, frozen=True):

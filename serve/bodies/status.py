@@ -102,6 +102,17 @@ class Cluster(Document):
     indexes: list[dict[str, Json]] = Field(
         examples=[[{"table": "flights", "column": "dest", "state": "serving"}]]
     )
+    stopped: list[str] = Field(
+        examples=[["tserver-3"]], description="Servers that an operator stopped."
+    )
+    away: dict[str, Json] | None = Field(
+        examples=[{"since": {}, "there": {}, "servers": []}],
+        description="Machines that Ray does not have, since when, with which servers, and what "
+        "becomes of those; null: nothing is known.",
+    )
+    warnings: list[str] = Field(
+        examples=[[]], description="Nodes or racks that are too few for the spread."
+    )
 
 
 class ServerListing(BaseModel):

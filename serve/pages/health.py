@@ -36,8 +36,8 @@ class Finding(NamedTuple):
 def findings(status: Document) -> list[Finding]:
     """All that is worth saying; empty: all is well."""
     looks: Sequence[Callable[[Document], Iterator[Finding]]] = (
-        _of_masters, _of_servers, _of_unheard, _of_tablets, _of_shortages, _of_memory,
-        _of_operations, _of_wishes,
+        _of_masters, _of_servers, _of_unheard, _of_machines, _of_tablets, _of_shortages,
+        _of_memory, _of_operations, _of_wishes,
     )  # fmt: skip
     found = [each for look in looks for each in look(status)]
     return sorted(found, key=lambda each: ("bad", "warn", "calm").index(each.mood))
@@ -89,8 +89,12 @@ def _of_masters(status: Document) -> Iterator[Finding]:
 
 def _of_servers(status: Document) -> Iterator[Finding]:
     dead: dict[str, list[Document]] = {}
+    stopped = [str(name) for name in status.get("stopped", ())]
+    if stopped:
+        command = f"stelae server start {stopped[0]}"
+        yield Finding("calm", f"Stopped by an operator: {names(stopped)}.", command)
     for server in newest_runs(status.get("servers", ())):
-        if server.get("state") != "live":
+        if server.get("state") != "live" and server.get("id") not in stopped:
             dead.setdefault(str(server.get("kind")), []).append(server)
     for kind, servers in dead.items():
         what = plural(len(servers), KIND_WORDS.get(kind, kind))
@@ -113,6 +117,24 @@ def _of_unheard(status: Document) -> Iterator[Finding]:
         yield Finding(
             "warn", f"{what} not heard since the leader master began: {words}.", "stelae check"
         )
+
+
+def _of_machines(status: Document) -> Iterator[Finding]:
+    """Machines that are away, and nodes or racks that are too few."""
+    away = status.get("away") or {}
+    there = away.get("there") or {}
+    for machine in list(away.get("since") or {})[:NAMES_SHOWN]:
+        servers = there.get(machine) or ()
+        on_it = f": {names(servers)}" if servers else ""
+        yield Finding("warn", f"Machine {machine} is away{on_it}.", "stelae check")
+    for each in list(away.get("servers") or ())[:NAMES_SHOWN]:
+        what = "waits" if each.get("next") == "wait" else "is started elsewhere now"
+        yield Finding("calm", f"{each.get('name')} {what}: {each.get('why')}.", "stelae check")
+    if away.get("problem"):
+        words = f"It is not known which machines are away: {away['problem']}."
+        yield Finding("calm", words, "stelae check")
+    for warning in status.get("warnings", ()):
+        yield Finding("warn", f"{warning[:1].upper()}{warning[1:]}.", "stelae check")
 
 
 def _of_tablets(status: Document) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ that is refused has changed nothing. Each route checks the role of the token: re
 - `conditional_rows`: writes under conditions on a row; `row_streams`: Arrow streams of any length.
 - `scans`: rows as a stream; `finds`: indexes, and rows by the value of an indexed column.
 - `operators`, `losses`: the check, moves and retirements; data that no live backup holds.
+- `servers`: servers that are stopped, started, restarted, retired and replaced, in the background.
 - `safekeepers`: safekeepers and timelines.
 - `cluster_spec`: the cluster's spec, applied in the background; `tokens`: access tokens.
 

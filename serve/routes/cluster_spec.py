@@ -56,6 +56,20 @@ class ClusterSpecs(Protocol):
         the etag is another by now; OutcomeUnknown: it may have begun."""
         ...
 
+    async def around(self, timeout_s: float) -> Document:
+        """What the masters do not know: servers that an operator ``stopped``, machines that are
+        ``away`` (`SpecHost.away`; None: nothing is known), and the ``spread`` that the spec asks
+        for (None, ``node``, ``rack``). Starts nothing."""
+        ...
+
+    async def begin_server(
+        self, verb: str, server: str, options: Document, by: str, timeout_s: float
+    ) -> Document:
+        """Begin to ``retire``, ``stop``, ``start``, ``restart`` or ``replace`` a server, and return
+        the operation. Raises InvalidArgument: there is no such server; AlreadyRunning: which
+        operation runs; OutcomeUnknown: it may have begun."""
+        ...
+
     async def operation(self, operation_id: str, timeout_s: float) -> Document | None:
         """How far it is; None: there is none."""
         ...
@@ -107,6 +121,7 @@ class Plan(BaseModel):
 
 class Operation(BaseModel):
     id: str = Field(examples=["3f2c9a7d10be"])
+    what: str = Field(examples=["server replace tserver-3"], description="Or `apply`.")
     state: str = Field(examples=["running"])
     by: str = Field(examples=["ada"])
     steps_done: int = Field(examples=[1])
@@ -114,9 +129,14 @@ class Operation(BaseModel):
     text: str = Field(examples=["tserver-3 starts"])
     error: str = Field(examples=[""])
     cancelled_by: str = Field(examples=[""])
+    result: Document = Field(
+        examples=[{}],
+        description="Of `server replace` that is done: `uuid`, `former`, `set_aside`, `machine`.",
+    )
 
 
-async def _specs(request: Request) -> ClusterSpecs:
+async def specs_of(request: Request) -> ClusterSpecs:
+    """Who changes the cluster. Raises Unavailable: nobody does here."""
     found: ClusterSpecs | None = request.app.state.cluster_specs
     if found is None:
         raise Unavailable("the cluster's spec", "this front is not run by the cluster itself")
@@ -135,7 +155,7 @@ async def get_spec(request: Request) -> Response:
     The header `ETag` says which asking it is: `PUT` takes it as `If-Match`.
     """
     require(request, Role.ADMIN)
-    specs = await _specs(request)
+    specs = await specs_of(request)
     condition = condition_of(request)
     kept = await specs.kept(gateway_of(request).timeout_s(request))
     etag = kept.pop("etag")
@@ -170,7 +190,7 @@ async def put_spec(
     timeout_s = gateway.timeout_s(request)
     condition = condition_of(request)
     body = await gateway.json_body(request, ClusterSpecRequest, timeout_s)
-    specs = await _specs(request)
+    specs = await specs_of(request)
     spec = body.model_dump()
     etag = ""
     if condition is not None:
@@ -180,9 +200,13 @@ async def put_spec(
             etag = ""  # whatever it is by then
     if dry_run:
         return json_response(await specs.plan(spec, timeout_s))
-    begun = await specs.begin(spec, principal.name, etag, timeout_s)
-    response = json_response(begun, 202)
-    response.headers["Location"] = f"{OPERATIONS}/{begun['id']}"
+    return begun_response(await specs.begin(spec, principal.name, etag, timeout_s))
+
+
+def begun_response(operation: Document) -> Response:
+    """The answer to what goes on in the background: 202, and where to ask how far it is."""
+    response = json_response(operation, 202)
+    response.headers["Location"] = f"{OPERATIONS}/{operation['id']}"
     return response
 
 
@@ -199,7 +223,7 @@ async def get_operation(
     It is known while the process that carries it out lives. Needs the role `admin`.
     """
     require(request, Role.ADMIN)
-    specs = await _specs(request)
+    specs = await specs_of(request)
     found = await specs.operation(operation_id, gateway_of(request).timeout_s(request))
     return json_response(_require_found(found, operation_id))
 
@@ -219,7 +243,7 @@ async def cancel_operation(
     to go on, or another one. One that has ended is left as it is.
     """
     principal = require(request, Role.ADMIN)
-    specs = await _specs(request)
+    specs = await specs_of(request)
     timeout_s = gateway_of(request).timeout_s(request)
     found = await specs.cancel(operation_id, principal.name, timeout_s)
     return json_response(_require_found(found, operation_id), 202)

@@ -21,6 +21,7 @@ from stelae.core.records.tokens import Role
 from stelae.serve.bodies.models import Body
 from stelae.serve.bodies.openapi import json_body, problems
 from stelae.serve.bodies.status import CheckReport, RetiredServer, TabletReply
+from stelae.serve.gateway.around import Around
 from stelae.serve.gateway.gateway import gateway_of
 from stelae.serve.gateway.guard import require
 from stelae.serve.routes.tables import json_response
@@ -72,7 +73,10 @@ async def check(
     gateway = gateway_of(request)
     database = await gateway.database()
     timeout_s = gateway.timeout_s(request, 600.0 if checksums else None)
-    report = await database.check(table or (), checksums=checksums, timeout=timeout_s)
+    around: Around = request.app.state.around
+    report = await database.check(
+        table or (), checksums=checksums, timeout=timeout_s, stopped=around.stopped
+    )
     return json_response(report.document())
 
 

@@ -43,7 +43,7 @@ def stop_server(
     database: ChangedCluster, server: str, *, progress: Told = lambda text: None, timeout: float
 ) -> None:
     """End a server in order, until it is started again; see `Database.stop_server`."""
-    with _joined(database) as known:
+    with joined(database) as known:
         _Stop(database, known, server, progress, time.monotonic() + timeout).run()
 
 
@@ -52,7 +52,7 @@ def start_server(
 ) -> None:
     """Start a server that was stopped, in its folder; see `Database.start_server`."""
     deadline = time.monotonic() + timeout
-    with _joined(database) as known:
+    with joined(database) as known:
         name = name_of(masters_status(database), server, known.plans)
         plan = _startable(database, known, name)
         with database.turn(f"server start {name}") as sure:
@@ -69,7 +69,7 @@ def start_server(
                 found = _newest(status, name)
                 return what_is_missing(status, found["uuid"], -1) if found else "it is not heard"
 
-            _wait(missing, f"{name} is not back", progress, deadline, sure)
+            wait_until(missing, f"{name} is not back", progress, deadline, sure)
 
 
 def _startable(database: ChangedCluster, known: Deployment, name: str) -> ServerPlan:
@@ -122,18 +122,20 @@ class _Stop:
         with self._database.turn(f"server stop {self._name}") as self._sure:
             seen = self._look()
             if seen is not None:
-                self._stop_live(seen)
+                self._stop_live()
             actor = cluster_actors(self._database.cluster).get(self._name)
             if actor is not None:
                 self._progress(f"{self._name} ends")
-                self._end(actor)
+                end_process(self._known, self._name, actor)
             self._wait_served()
 
-    def _stop_live(self, seen: Mapping[str, Any]) -> None:
+    def _stop_live(self) -> None:
         self._settle()
         self._refuse(self._look())  # R1: what has changed since, also while it was waited for
         self._sure()
-        self._hand_over(seen)
+        actor = cluster_actors(self._database.cluster).get(self._name)
+        if actor is not None:
+            hand_over(self._name, actor, self._progress)
 
     def _look(self) -> Mapping[str, Any] | None:
         """The server, if it lives, as a new status document has it."""
@@ -163,21 +165,7 @@ class _Stop:
             return what_is_unwell(masters_status(self._database))
 
         what = f"{self._name} is not stopped yet"
-        _wait(missing, what, self._progress, self._deadline, self._sure)
-
-    def _hand_over(self, seen: Mapping[str, Any]) -> None:
-        """R3. Of one that ends just now others lead already."""
-        actor = cluster_actors(self._database.cluster).get(self._name)
-        if actor is None or seen["kind"] not in LEADING:
-            return
-        self._progress(f"{self._name} hands its leaderships over")
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
-
-    def _end(self, actor: Any) -> None:
-        launcher.kill_servers({self._name: actor})
-        if locks.wait_ended([Path(self._known.state.data_dir).absolute() / self._name]):
-            raise StelaeError(f"{self._name} was told to end, and its process does not")
+        wait_until(missing, what, self._progress, self._deadline, self._sure)
 
     def _wait_served(self) -> None:
         """Until the masters know that it is away, and what it had is served elsewhere."""
@@ -191,7 +179,23 @@ class _Stop:
             return f"{offline} tablets are being recovered" if offline else ""
 
         what = f"{self._name} is stopped"
-        _wait(missing, what, self._progress, self._deadline, self._sure)
+        wait_until(missing, what, self._progress, self._deadline, self._sure)
+
+
+def hand_over(name: str, actor: Any, progress: Told) -> None:
+    """R3. Of one that ends just now others lead already."""
+    if machines.kind_of(name) not in LEADING:
+        return
+    progress(f"{name} hands its leaderships over")
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
+
+
+def end_process(known: Deployment, name: str, actor: Any) -> None:
+    """End a server's actor in order. Raises StelaeError: its process does not end in time."""
+    launcher.kill_servers({name: actor})
+    if locks.wait_ended([Path(known.state.data_dir).absolute() / name]):
+        raise StelaeError(f"{name} was told to end, and its process does not")
 
 
 def _newest(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -201,12 +205,12 @@ def _newest(status: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return next(iter(live or named), None)
 
 
-def _wait(
+def wait_until(
     missing: Callable[[], str],
     what: str,
     progress: Told,
     deadline: float,
-    sure: Callable[[], None],
+    sure: Callable[[], None] = lambda: None,
 ) -> None:
     """Until nothing is missing. Raises RetryLater: not in time; the text says what is."""
     while True:
@@ -224,7 +228,7 @@ def _wait(
 
 
 @contextlib.contextmanager
-def _joined(database: ChangedCluster) -> Iterator[Deployment]:
+def joined(database: ChangedCluster) -> Iterator[Deployment]:
     """Be connected to the cluster's Ray. Raises InvalidArgument: not from this node."""
     if not ray.is_initialized():
         ray_session.join_ray(database.ray_address)

@@ -53,6 +53,8 @@ from stelae.deploy.locks import is_locked
 logger = logging.getLogger(__name__)
 
 ASIDE = "replaced"
+STAMP = "%Y%m%dT%H%M%SZ"
+"""Of a folder that was set aside: when, in UTC, so that later ones sort behind."""
 PAUSE_S = 10.0
 """Seconds after the first failure of a step, in which others go on; doubled with each one more. The
 looks have jitter."""
@@ -211,7 +213,8 @@ class Replacing:
             status=status,
             replace_after_s=_replace_after(known),
             copies=max((len(media_of(each)) for each in used), default=0),
-            store_moves=spec.cas_store is not None and spec.cas_store.url.startswith(POSTGRESQL),
+            store_moves=moves_store(spec),
+            has_lone_blobs=has_lone_blobs(spec),
             there=tuple(actors),
             starting_s={name: now - since for name, since in self._starting.items()},
             paused={step: each.why for step, each in self._pauses.items() if now < each.until},
@@ -260,19 +263,46 @@ class Replacing:
             tried_there = (*self._failed.get(name, ()), state.machines[name])
             self._failed[name] = tuple(dict.fromkeys(tried_there))
         tried = self._failed.get(name, ())
-        others = {n: m for n, m in state.machines.items() if n != name}
         left = [m for m in live if m not in tried] or list(live)
         if len(tried) >= len(live):
             self._failed.pop(name, None)  # all were tried: begin again
-        problems: list[str] = []
-        while left:
-            target = machines.assigned([*others, name], others, left, racks)[name]
-            checked = node_checks.check_nodes(label, needs_on(spec, {**others, name: target}, name))
-            if not checked.problems and not checked.unchecked:
-                return target
-            problems += [*checked.problems, *checked.unchecked]
-            left.remove(target)
-        raise Unavailable(name, f"no machine can take it: {'; '.join(problems)}")
+        return machine_with_room(spec, state, name, left, racks)
+
+
+def machine_with_room(
+    spec: ClusterSpec,
+    state: ClusterState,
+    name: str,
+    among: Sequence[str],
+    racks: Mapping[str, str],
+) -> str:
+    """Return the machine with the fewest servers of a server's kind that has what it needs.
+
+    ``among``: machines that Ray has. Raises Unavailable: none of them has.
+    """
+    assert spec.placement is not None
+    label = spec.placement.machine_label
+    others = {n: m for n, m in state.machines.items() if n != name}
+    left, problems = list(among), list[str]()
+    while left:
+        target = machines.assigned([*others, name], others, left, racks)[name]
+        checked = node_checks.check_nodes(label, needs_on(spec, {**others, name: target}, name))
+        if not checked.problems and not checked.unchecked:
+            return target
+        problems += [*checked.problems, *checked.unchecked]
+        left.remove(target)
+    raise Unavailable(name, f"no machine can take it: {'; '.join(problems) or 'there is no other'}")
+
+
+def has_lone_blobs(spec: ClusterSpec) -> bool:
+    """Whether evicted ends of logs are on one backup each. Pure."""
+    settings = spec.settings()
+    return bool(spec.safekeepers.count and settings.evict_after_s and settings.evict_copies < 2)
+
+
+def moves_store(spec: ClusterSpec) -> bool:
+    """Whether the configuration store keeps its rows in a database elsewhere. Pure."""
+    return spec.cas_store is not None and spec.cas_store.url.startswith(POSTGRESQL)
 
 
 def _step_of(due: Verdict) -> tuple[str, Next, tuple[str, ...]]:
@@ -364,50 +394,67 @@ def start_again_empty(
                 time.sleep(ENDS_POLL_S)
 
 
-def empty_folders(plan: ServerPlan, only_of: Sequence[str] = ()) -> None:
-    """Set aside what is in the folders of a new server on its machine; see `set_aside`. Raises
-    StelaeError: a process holds them, or the machine does not answer."""
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """What has come of it on one machine."""
+
+    folders: tuple[str, ...] = ()
+    """Where they are now, of those that were moved by this call."""
+    problem: str = ""
+    """What keeps it from being done; empty: it is done."""
+
+
+def empty_folders(plan: ServerPlan, only_of: Sequence[str] = ()) -> tuple[str, ...]:
+    """Set aside what is in the folders of a new server on its machine, and return where it is now;
+    see `set_aside`. Raises StelaeError: a process holds them, or the machine does not answer."""
     folders = [plan.folder]
     folders += [
         str(Path(medium.path) / plan.name)
         for medium in plan.media
         if medium.path is not None and os.path.isabs(medium.path)
     ]
-    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: (folders, only_of)})
-    problem = told.silent.get(plan.name) or told.answers[plan.name]
-    if problem:
-        raise Unavailable(plan.name, f"it cannot start on {plan.machine}: {problem}")
+    stamp = time.strftime(STAMP, time.gmtime())
+    given = (folders, stamp, only_of)
+    told = nodes.ask(set_aside, {plan.name: plan.selector}, {plan.name: given})
+    done = told.answers.get(plan.name, SetAside())
+    if problem := told.silent.get(plan.name) or done.problem:
+        where = f" on {plan.machine}" if plan.machine else ""
+        raise Unavailable(plan.name, f"it cannot start{where}: {problem}")
+    return done.folders
 
 
-def set_aside(folders: Sequence[str], only_of: Sequence[str] = ()) -> str:
+def set_aside(folders: Sequence[str], stamp: str, only_of: Sequence[str] = ()) -> SetAside:
     """Rename folders, so that there are none of these names. Runs on their machine.
 
-    ``only_of``: UUIDs. If there are any, folders of another server stay: the first one says whose
-    they are. Returns what keeps it from being done; empty: it is done. Again is fine.
+    ``stamp``: what the new names end with. ``only_of``: UUIDs. If there are any, folders of another
+    server stay: the first one says whose they are, and is therefore renamed last. Again is fine.
     """
     there = [Path(folder) for folder in folders if Path(folder).exists()]
     if busy := next((str(folder) for folder in there if is_locked(folder)), ""):
-        return f"a server runs on {busy}"
+        return SetAside(problem=f"a server runs on {busy}")
     if only_of:
         try:
             whose = decode_instance((Path(folders[0]) / INSTANCE_FILE).read_bytes()).server_uuid
         except FileNotFoundError:  # it has not begun
-            return ""
+            return SetAside()
         except CorruptData as error:
-            return str(error)
+            return SetAside(problem=str(error))
         if whose not in only_of:
-            return ""
-    for folder in there:
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.{ASIDE}-{number}")).exists():
+            return SetAside()
+    moved = []
+    for folder in reversed(there):
+        ending, number = stamp, 1
+        while (aside := folder.with_name(f"{folder.name}.{ASIDE}-{ending}")).exists():
             number += 1
+            ending = f"{stamp}-{number}"
         folder.rename(aside)
+        moved.append(str(aside))
         descriptor = os.open(folder.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    return ""
+    return SetAside(tuple(reversed(moved)))
 
 
 def start_applier(spec: ClusterSpec, data_dir: str) -> None:

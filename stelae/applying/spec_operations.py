@@ -18,6 +18,7 @@ import ray
 
 from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
 from stelae.actors.ray_host.node_selector import node_options
+from stelae.applying.processes import deployment_of
 from stelae.core.errors import (
     DeadlineExpired,
     OutcomeUnknown,
@@ -29,11 +30,14 @@ from stelae.deploy.launcher import APPLIER
 from stelae.deploy.machines import NODE_ID
 
 CALLS_AT_ONCE = 16
+AWAY_TIMEOUT_S = 1.0
 WATCH_PERIOD_S = 5.0
 """Between looks at machines that are away."""
 HOST = ("stelae.spec_host", "SpecHost")
 """The actor's class, by name: it opens a `stelae.Database`, which knows of applying itself."""
-AGAIN = "put it again: while it runs, that is refused and names the operation"
+AGAIN = "ask for it again: while it runs, that is refused and names the operation"
+APPLIER_IS = "the cluster's actor that applies specs"
+RENEWS = "`stelae down`, then `stelae up` start a new one"
 
 Document = dict[str, Any]
 
@@ -72,6 +76,26 @@ class RaySpecs:
             raise unknown from error
         return found
 
+    async def around(self, timeout_s: float) -> Document:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(around, self.cluster), timeout_s)
+        except TimeoutError:
+            raise DeadlineExpired("what is around the cluster", "Ray") from None
+        except ray.exceptions.RayError as error:
+            raise Unavailable("Ray", str(error)) from error
+
+    async def begin_server(
+        self, verb: str, server: str, options: Document, by: str, timeout_s: float
+    ) -> Document:
+        values = (verb, server, options, f"token {by}")
+        try:
+            found: Document = await self._ask("begin_server", values, timeout_s)
+        except (DeadlineExpired, ApplierEnded) as error:  # it may have begun, or yet begin
+            unknown = OutcomeUnknown("the cluster", f"server {verb} {server}", timeout_s)
+            unknown.add_note(AGAIN)
+            raise unknown from error
+        return found
+
     async def operation(self, operation_id: str, timeout_s: float) -> Document | None:
         found: Document | None = await self._ask("operation", (operation_id,), timeout_s)
         return found
@@ -82,6 +106,8 @@ class RaySpecs:
 
     async def _ask(self, method: str, values: tuple[Any, ...], timeout_s: float) -> Any:
         actor = await asyncio.to_thread(self._actor)
+        if not hasattr(actor, method):
+            raise Unavailable(APPLIER_IS, f"it is of an older version, without {method}; {RENEWS}")
         asked: Awaitable[Any] = getattr(actor, method).remote(*values)
         try:
             return await asyncio.wait_for(asked, timeout_s)
@@ -112,6 +138,23 @@ class RaySpecs:
         return made.remote(self.cluster, str(Path(self.data_dir)), WATCH_PERIOD_S)
 
 
+def around(cluster: str) -> Document:
+    """See `ClusterSpecs.around`. Asks actors that there are, and starts none. Raises StelaeError,
+    RayError."""
+    actors = cluster_actors(cluster)
+    with deployment_of(cluster) as known:
+        placement, wanted = known.spec.placement, list(known.plans)
+    spread = None
+    if placement is not None and placement.spread is not None:
+        spread = "node" if placement.spread == "node" else "rack"
+    has_actor = APPLIER in actors
+    return {
+        "stopped": [name for name in wanted if name not in actors],
+        "away": ask_away(cluster, AWAY_TIMEOUT_S) if has_actor else None,
+        "spread": spread,
+    }
+
+
 def away_lines(told: Document) -> list[str]:
     """What the actor says of machines that are away (`SpecHost.away`), for people. Pure."""
     found = []
@@ -135,9 +178,8 @@ def ask_away(cluster: str, timeout_s: float) -> Document:
         return {"since": {}, "servers": []}
     if not hasattr(actor, "away"):
         raise Unavailable(
-            "the cluster's actor that applies specs",
-            "it is of an older version, which replaces no servers; `stelae down`, then `stelae up` "
-            "start a new one",
+            APPLIER_IS,
+            f"it is of an older version, which replaces no servers; {RENEWS}",
         )
     try:
         found: Document = ray.get(actor.away.remote(), timeout=timeout_s)

@@ -405,12 +405,31 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
         ``report.is_well``, ``report.problems``, ``report.document()``. It raises for nothing that
         it finds. ``tables``: only these. ``checksums``: have all replicas of each tablet with
         ``replicas(n)`` compared at one index of its log. ``wait``: look again for so many seconds
-        while something is not well.
+        while something is not well. A server that an operator stopped is a note, where this
+        process is connected to Ray.
 
         Raises:
             TableNotFound: one of ``tables`` does not exist.
         """
+        return self._check(tables, checksums=checksums, wait=wait, timeout=timeout, join=False)
+
+    def _check(
+        self,
+        tables: Sequence[str],
+        *,
+        checksums: bool,
+        wait: float,
+        timeout: float,
+        join: bool,
+    ) -> CheckReport:
+        """``join``: whether a connection to Ray may be opened, to see who was stopped."""
         self._require_inside()
         return self._loop.run(
-            self._database.check(tables, checksums=checksums, wait=wait, timeout=timeout)
+            self._database.check(
+                tables,
+                checksums=checksums,
+                wait=wait,
+                timeout=timeout,
+                stopped=self._who_is_stopped(join=join),
+            )
         )

@@ -1,12 +1,18 @@
-"""Servers of every kind: what there is of each, and one that is stopped and started again."""
+"""Servers of every kind: what there is of each, and one that is stopped, started or replaced."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from stelae.client.admin.operators import CALL_TIMEOUT_S, CHANGE_TIMEOUT_S, Retiring
+from stelae.client.admin.operators import (
+    CALL_TIMEOUT_S,
+    CHANGE_TIMEOUT_S,
+    WAIT_TIMEOUT_S,
+    Retiring,
+)
 from stelae.client.admin.servers import ORDER
 from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
@@ -16,6 +22,8 @@ from stelae.core.records.records import ServerKind, ServerMark
 from stelae.database.progress import words_bar
 
 if TYPE_CHECKING:
+    from stelae.applying.replacement import Replacement
+    from stelae.client.check.check import WhoIsStopped
     from stelae.deploy.changed import ChangedCluster
     from stelae.recovery.spark_link import ClusterLink
 
@@ -110,6 +118,53 @@ class ServerOperations:
         with words_bar(f"starting {server}", progress) as tell:
             start_server(cast("ChangedCluster", self), server, progress=tell, timeout=timeout)
 
+    def replace_server(
+        self,
+        server: str,
+        *,
+        drain: bool = True,
+        elsewhere: bool = False,
+        progress: Callable[[str], None] | None = None,
+        timeout: float = WAIT_TIMEOUT_S,
+    ) -> Replacement:
+        """Give the name of a server (name or UUID) of any kind to a new, empty one.
+
+        For a disk that fails, or is to be another one. A server that lives is drained first, and
+        ended. Its UUID is fenced permanently, its folders are renamed where they are
+        (`Replacement.set_aside`), and the new server starts under its name. Returns once that lives
+        and nothing lacks. A server that is dead is replaced only once nothing needs its disk. A
+        configuration store is replaced where its rows are in PostgreSQL.
+
+        It may be interrupted at any moment, and goes on when it is called again. Once the new
+        server was heard, the former one's UUID as ``server`` only waits. ``progress`` is told of
+        each step.
+
+        Args:
+            drain: False: end a server that lives without a drain, where others have all that it
+                has; the new one gets what is missing from them.
+            elsewhere: Start the new server on another machine.
+            timeout: Seconds, with the drain.
+
+        Raises:
+            InvalidArgument: there is no such server; or something would be lost, or has nowhere to
+                go. Nothing has changed.
+            AlreadyRunning: somebody else changes the cluster; the text says who.
+            NotEnoughServers, RetryLater: Ray has no room; or the time is over, or nothing has
+                changed for two minutes: the text says what is waited for.
+        """
+        self._require_inside()
+        from stelae.applying.replace_one import replace_server
+
+        with words_bar(f"replacing {server}", progress) as tell:
+            return replace_server(
+                cast("ChangedCluster", self),
+                *(server,),
+                drain=drain,
+                elsewhere=elsewhere,
+                progress=tell,
+                timeout=timeout,
+            )
+
     def _retire_other(
         self, server: str, wait: bool, *, cancel: bool, told: Retiring, timeout: float
     ) -> ServerProgress | None:
@@ -149,6 +204,27 @@ class ServerOperations:
         remove_master_alone(cluster, found["uuid"], timeout=timeout)
         mark = ServerMark(found["uuid"], found["name"], retiring=True, kind=ServerKind.MASTER)
         return ServerProgress(mark, is_live=False, replicas=0, tablets=0)
+
+    def _who_is_stopped(self, *, join: bool) -> WhoIsStopped:
+        """What tells a check which servers an operator stopped. ``join``: whether a connection to
+        Ray may be opened for that."""
+
+        async def ask() -> Collection[str]:
+            return await asyncio.to_thread(self._stopped_names, join)
+
+        return ask
+
+    def _stopped_names(self, join: bool) -> Collection[str]:
+        import ray
+
+        if not (join or ray.is_initialized()):
+            return ()
+        try:
+            wanted, there = self._processes()
+        except StelaeError as error:  # its Ray has ended: then the servers are dead
+            logger.warning("it is not known which servers are stopped: %s", error)
+            return ()
+        return [name for name in wanted if name not in there]
 
     def _processes(self) -> tuple[Sequence[str], Collection[str]]:
         """See `processes_of`, once this process is connected to the cluster's Ray."""

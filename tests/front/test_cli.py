@@ -55,6 +55,7 @@ tserver: {count: 3}
         "tablet move",
         "server list",
         "server retire",
+        "server replace",
         "server maintenance",
         "rebalance on",
         "rebalance off",

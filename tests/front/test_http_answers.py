@@ -100,11 +100,12 @@ async def test_answers_are_as_they_are_described(world: World, http: httpx.Async
         "rows:scan": {"page_rows": 1},
         "indexes": {"column": "dest"},
         "rows:find": {"column": "dest", "value": "LAX"},
-        "{server}:retire": {},
     }
     seen = 0
     for (method, path), operation in sorted(operations(document), reverse=True):
         body = bodies.get(path.rpartition("/")[2])
+        if path == "/v1/tservers/{server}:retire":
+            body = {}
         if method != "GET" and (method != "POST" or body is None):
             continue
         server = next(s["id"] for s in status["servers"] if s["kind"] == "tserver")

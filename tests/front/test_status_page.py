@@ -205,6 +205,29 @@ def test_findings_of_masters_memory_wishes_and_losses() -> None:
     assert any("in maintenance" in each and found[each][0] == "calm" for each in found)
 
 
+def test_what_an_operator_stopped_is_calm_and_machines_that_are_away_are_not() -> None:
+    """With what becomes of their servers, and nodes that are too few for a spread."""
+    status = one_dead()
+    (dead,) = {s["id"] for s in status["servers"] if s["state"] != "live"}
+    assert [each.mood for each in findings(status) if dead in each.words] == ["warn"]
+    status.update(
+        stopped=[dead],
+        away={
+            "since": {"c": 0.0},
+            "there": {"c": ["backup-3"]},
+            "servers": [{"name": "backup-3", "next": "wait", "why": "its machine may come back"}],
+        },
+        warnings=["servers are on 1 nodes, too few"],
+    )
+    found = {each.words: (each.mood, each.help) for each in findings(status)}
+    stopped = ("calm", f"stelae server start {dead}")
+    assert found[f"Stopped by an operator: {dead}."] == stopped
+    assert not any(f"dead: {dead}" in words for words in found)
+    assert found["Machine c is away: backup-3."] == ("warn", "stelae check")
+    assert found["backup-3 waits: its machine may come back."][0] == "calm"
+    assert found["Servers are on 1 nodes, too few."][0] == "warn"
+
+
 def test_the_grid_shows_where_replicas_are_and_stays_small() -> None:
     """One page of tablets at most, those that are unwell on the first; links lead to the others."""
     page = parse(one_dead())

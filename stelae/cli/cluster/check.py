@@ -44,7 +44,8 @@ def check(
     Masters: all answer, name the same masters, and follow one leader. Servers: all are live.
     Tablets: they run, with as many replicas as their table's durability says, one leader, and
     members on which all replicas and the masters agree; each log on safekeepers is whole on all of
-    its members, in the configuration that the masters know.
+    its members, in the configuration that the masters know. A server that was stopped by
+    `stelae server stop` is a note.
 
     Exit code 0: all is well; 1: something is not; 2: used wrongly.
 
@@ -59,8 +60,8 @@ def check(
     from stelae.database.deployed import deployed, deployed_lines, with_front
 
     with open_cluster(where) as database, make_console(stderr=True).status("looking"):
-        report = database.check(
-            table or (), checksums=checksums, wait=wait, timeout=STATUS_TIMEOUT_S
+        report = database._check(
+            table or (), checksums=checksums, wait=wait, timeout=STATUS_TIMEOUT_S, join=True
         )
         status = report.facts.status
         shown = {} if status is None else deployed(database, msgspec.to_builtins(status), join=True)

@@ -32,7 +32,7 @@ server_app = typer.Typer(
     name="server",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="List servers of all kinds, stop, start, restart and retire them.",
+    help="List servers of all kinds, stop, start, restart, retire and replace them.",
 )
 rebalance_app = typer.Typer(
     name="rebalance",
@@ -356,6 +356,69 @@ def server_start(
         print_json({"server": server, "started": True})
     else:
         make_console().print(f"{server} is back", markup=False)
+
+
+@server_app.command("replace")
+def server_replace(
+    server: Server,
+    no_drain: Annotated[
+        bool,
+        typer.Option("--no-drain", help="End it at once; others have all that it has."),
+    ] = False,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="Start the new one on another machine.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    timeout: Timeout = 24 * 3600.0,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Give a server's name to a new, empty server: for a disk that fails, or is to be another one.
+
+    A server that lives is drained first, as by `stelae server retire`, and then ended. Its UUID is
+    fenced permanently: should its process come back, it ends. Its folders are renamed where they
+    are and not deleted, and the command says their names. The new server starts under the old
+    name, and the command returns once nothing lacks.
+
+    Where every tablet server has a replica of each tablet, a drain has nowhere to go. Then
+    [bold]--no-drain[/bold] ends the server without one. It is refused unless others have all that
+    the server has, and while anything is missing.
+
+    A server that is dead is replaced once nothing needs its disk: logs and replicas have a live
+    majority without it, and each segment is on another backup. The text says what is waited for,
+    and after two minutes of that the command ends. A configuration store is replaced only if its
+    rows are in PostgreSQL. A master leaves the set, and the new one is added and gets its vote.
+
+    Interrupted, it goes on when it is given again. Once the new server was heard, the former UUID
+    as SERVER only waits for the end.
+
+    \b
+    stelae server replace backup-2
+    stelae server replace tserver-3 --no-drain --yes
+    stelae server replace tserver-3 --elsewhere
+    """
+    if as_json and not yes:
+        raise typer.BadParameter("with --json nobody is asked: say --yes")
+    if not yes:
+        typer.confirm(f"Replace {server} by an empty server, and give its disk up?", abort=True)
+    with open_cluster(where) as database, progress_bar(f"replacing {server}") as tell:
+        found = database.replace_server(
+            server,
+            drain=not no_drain,
+            elsewhere=elsewhere,
+            progress=lambda text: tell(0, 0, text),
+            timeout=timeout,
+        )
+    if as_json:
+        print_json(found.document())
+        return
+    show = make_console().print
+    show(f"{found.name} is a new server: {found.uuid}", markup=False, soft_wrap=True)
+    for folder in found.set_aside:
+        where_text = f" on {found.machine}" if found.machine and not elsewhere else ""
+        text = f"what the former one had is in {folder}{where_text}, and may be deleted"
+        show(text, markup=False, soft_wrap=True)
 
 
 @server_app.command("maintenance")

@@ -18,7 +18,14 @@ from stelae.actors.ray_host.host import ServerPlan
 from stelae.actors.server.instance import INSTANCE_FILE, Instance, encode_instance
 from stelae.applying import replacing
 from stelae.applying import steps as apply_steps
-from stelae.applying.replacing import PAUSE_MAX_S, Replacing, empty_folders, needs_on, set_aside
+from stelae.applying.replacing import (
+    PAUSE_MAX_S,
+    Replacing,
+    SetAside,
+    empty_folders,
+    needs_on,
+    set_aside,
+)
 from stelae.applying.steps import Steps
 from stelae.coordinator.apply.away import Next
 from stelae.coordinator.apply.plan import Act, Step
@@ -413,15 +420,41 @@ def test_a_moved_server_needs_what_an_added_one_needs() -> None:
 def test_a_folder_that_is_there_is_set_aside(tmp_path: Path) -> None:
     """Never old data under a new UUID; and nothing is deleted."""
     folder, other = tmp_path / "backup-1", tmp_path / "media" / "backup-1"
-    for number in (1, 2):
+    folders = [str(folder), str(other), str(tmp_path / "none")]
+    for ending in ("20261201T093000Z", "20261201T093000Z-2"):
         for each in (folder, other):
             each.mkdir(parents=True)
-            (each / "instance").write_text(f"old {number}")
-        assert set_aside([str(folder), str(other), str(tmp_path / "none")]) == ""
+            (each / "instance").write_text(f"old {ending}")
+        new = [each.with_name(f"backup-1.replaced-{ending}") for each in (folder, other)]
+        assert set_aside(folders, "20261201T093000Z") == SetAside(tuple(map(str, new)))
         assert not folder.exists()
         assert not other.exists()
-        assert (tmp_path / f"backup-1.replaced-{number}/instance").read_text() == f"old {number}"
-        assert (other.parent / f"backup-1.replaced-{number}").exists()
+        assert [(each / "instance").read_text() for each in new] == [f"old {ending}"] * 2
+
+
+def test_the_folder_that_says_whose_all_are_is_renamed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename that fails leaves it there: given again, the others are known to be the former's."""
+    folder, other = tmp_path / "backup-1", tmp_path / "media" / "backup-1"
+    for each in (folder, other):
+        each.mkdir(parents=True)
+    whose = Instance(ServerUuid("old"), "demo", "backup", "backup-1", 1.0, 1)
+    (folder / INSTANCE_FILE).write_bytes(encode_instance(whose))
+    rename, tries = Path.rename, iter([True, False])
+
+    def fails_second(path: Path, target: Path) -> Path:
+        if not next(tries, True):
+            raise OSError("the machine ends")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails_second)
+    folders = [str(folder), str(other)]
+    with pytest.raises(OSError, match="the machine ends"):
+        set_aside(folders, "1", ["old"])
+    assert folder.exists()
+    assert not other.exists()
+    assert set_aside(folders, "2", ["old"]).folders == (str(tmp_path / "backup-1.replaced-2"),)
 
 
 def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
@@ -432,7 +465,7 @@ def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
     descriptor = os.open(held / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        assert set_aside([str(free), str(held)]) == f"a server runs on {held}"
+        assert set_aside([str(free), str(held)], "1").problem == f"a server runs on {held}"
         assert free.exists()
     finally:
         os.close(descriptor)
@@ -441,18 +474,18 @@ def test_a_folder_that_a_process_holds_is_not_touched(tmp_path: Path) -> None:
 def test_only_the_folder_of_a_fenced_server_is_set_aside_by_a_launch(tmp_path: Path) -> None:
     """That of its successor stays, and one that cannot be read is told of."""
     folder = tmp_path / "backup-1"
-    assert set_aside([str(folder)], ["old"]) == ""
+    assert set_aside([str(folder)], "1", ["old"]) == SetAside()
     folder.mkdir()
-    assert set_aside([str(folder)], ["old"]) == "", "it has no identity yet"
+    assert set_aside([str(folder)], "1", ["old"]) == SetAside(), "it has no identity yet"
     whose = Instance(ServerUuid("new"), "demo", "backup", "backup-1", 1.0, 1)
     (folder / INSTANCE_FILE).write_bytes(encode_instance(whose))
-    assert set_aside([str(folder)], ["old"]) == ""
+    assert set_aside([str(folder)], "1", ["old"]) == SetAside()
     assert folder.exists()
-    assert set_aside([str(folder)], ["old", "new"]) == ""
+    assert set_aside([str(folder)], "1", ["old", "new"]).problem == ""
     assert not folder.exists()
     folder.mkdir()
     (folder / INSTANCE_FILE).write_bytes(b"broken")
-    assert INSTANCE_FILE in set_aside([str(folder)], ["old"])
+    assert INSTANCE_FILE in set_aside([str(folder)], "1", ["old"]).problem
     assert folder.exists()
 
 
@@ -497,16 +530,19 @@ def test_nothing_is_started_where_the_folders_are_not_known_to_be_empty(
     plan.media = (MagicMock(path="/m"), MagicMock(path="in"), MagicMock(path=None))
     asked: list[Any] = []
 
-    def ask(work: Any, selectors: Any, arguments: Any) -> nodes.Told[str]:
+    def ask(work: Any, selectors: Any, arguments: Any) -> nodes.Told[SetAside]:
         asked.append((work, selectors, arguments))
         return told
 
     monkeypatch.setattr(nodes, "ask", ask)
-    told = nodes.Told({"backup-1": ""}, {})
-    empty_folders(plan)
-    folders = (["/d/backup-1", "/m/backup-1"], ())
-    assert asked == [(set_aside, {"backup-1": {"d": "a"}}, {"backup-1": folders})]
-    told = nodes.Told({"backup-1": "busy"}, {})
+    monkeypatch.setattr(
+        time, "gmtime", lambda: time.struct_time((2026, 12, 1, 9, 30, 5, 1, 335, 0))
+    )
+    told = nodes.Told({"backup-1": SetAside(("/d/backup-1.replaced",))}, {})
+    assert empty_folders(plan) == ("/d/backup-1.replaced",)
+    given = (["/d/backup-1", "/m/backup-1"], "20261201T093005Z", ())
+    assert asked == [(set_aside, {"backup-1": {"d": "a"}}, {"backup-1": given})]
+    told = nodes.Told({"backup-1": SetAside(problem="busy")}, {})
     with pytest.raises(Unavailable, match="cannot start on a: busy"):
         empty_folders(plan)
     told = nodes.Told({}, {"backup-1": "no answer"})

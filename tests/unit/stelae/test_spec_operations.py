@@ -13,6 +13,7 @@ import ray
 
 from stelae import spec_host
 from stelae.applying import spec_operations
+from stelae.applying.replacement import Replacement
 from stelae.applying.replacing import Replacing
 from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
 from stelae.core.errors import (
@@ -58,7 +59,7 @@ async def test_a_begin_that_is_not_waited_for_has_an_unknown_outcome(
     with pytest.raises(OutcomeUnknown) as caught:
         await SPECS.begin({}, "ada", "", 0.01)
     assert problem_type(caught.value).status == 504
-    assert "put it again" in caught.value.__notes__[0]
+    assert "again: while it runs" in caught.value.__notes__[0]
     for asking in (SPECS.kept(0.01), SPECS.plan({}, 0.01), SPECS.operation("op", 0.01)):
         with pytest.raises(DeadlineExpired):
             await asking
@@ -126,6 +127,82 @@ def test_one_that_waits_is_cancelled_at_its_next_look(monkeypatch: pytest.Monkey
     done = host.cancel(second, "eve")
     assert done is not None
     assert (done["state"], done["cancelled_by"]) == ("done", "")
+
+
+class Servers:
+    """A database whose commands end when they are told to."""
+
+    def __init__(self) -> None:
+        self.looked, self.goes_on = threading.Event(), threading.Event()
+        self.done: list[Any] = []
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def status(self) -> dict[str, Any]:
+        return {"replaced": [{"uuid": "former"}]}
+
+    def servers(self) -> list[dict[str, Any]]:
+        return [{"name": "tserver-1", "uuid": "u1"}]
+
+    def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
+        progress("2 tablets are left")
+        self.looked.set()
+        assert self.goes_on.wait(10.0)
+        progress("tserver-1 starts, empty")
+        self.done.append((server, how))
+        return Replacement("tserver-1", ("u1",), "u2", set_aside=("/d/tserver-1.replaced",))
+
+    def retire_server(self, server: str, *, cancel: bool, progress: Any) -> None:
+        progress(MagicMock(replicas=1, tablets=0, indexlets=0, segments=0, logs=0, problem=""))
+        self.done.append((server, cancel))
+
+    def stop_server(self, server: str, *, progress: Any) -> None:
+        raise InvalidArgument("t would have no majority")
+
+
+def ended(host: SpecHost, operation_id: str) -> dict[str, Any]:
+    while (told := host.operation(operation_id)) and told["state"] == "running":
+        time.sleep(0.001)
+    assert told is not None
+    return told
+
+
+def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs; others are refused meanwhile, and told which runs. What came of it is said at
+    the end, and one that was refused is `failed` with the reasons."""
+    database = Servers()
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    host = SpecHost("demo", "data")
+    for wrong in (("replace", "nobody"), ("delete", "tserver-1")):
+        with pytest.raises(InvalidArgument):
+            host.begin_server(*wrong, {}, "ada")
+    how = {"drain": False, "elsewhere": True}
+    begun = host.begin_server("replace", "tserver-1", how, "ada")
+    assert database.looked.wait(10.0)
+    told = host.operation(begun["id"])
+    assert told is not None
+    assert (told["text"], told["state"], told["result"]) == ("2 tablets are left", "running", {})
+    with pytest.raises(AlreadyRunning, match="server replace tserver-1, by ada"):
+        host.begin_server("stop", "u1", {}, "eve")
+    with pytest.raises(AlreadyRunning, match="server replace tserver-1, by ada"):
+        host.begin({}, "eve", "")
+    database.goes_on.set()
+    told = ended(host, begun["id"])
+    assert (told["state"], told["result"]["uuid"]) == ("done", "u2")
+    assert database.done == [("tserver-1", {**how, "timeout": spec_host.LONGEST_S})]
+    left = ended(host, host.begin_server("retire", "u1", {"cancel": False}, "ada")["id"])
+    assert (left["text"], left["what"]) == ("1 tablets are left", "server retire u1")
+    refused = ended(host, host.begin_server("stop", "tserver-1", {}, "ada")["id"])
+    assert (refused["state"], refused["error"]) == ("failed", "t would have no majority")
+    database.goes_on.clear()
+    again = host.begin_server("replace", "former", how, "ada")["id"]
+    host.cancel(again, "eve")
+    database.goes_on.set()
+    assert ended(host, again)["state"] == "cancelled"
 
 
 def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:

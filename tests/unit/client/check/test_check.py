@@ -192,6 +192,21 @@ def test_a_server_that_is_half_replaced_is_missed() -> None:
     assert "successor was not heard" in found[0].text
 
 
+def test_a_server_that_an_operator_stopped_is_a_note() -> None:
+    """With the command that starts it. One that is live, or that nobody stopped, is as it is."""
+    servers = (server("t1"), server("t2", state="dead"), server("t3", state="dead"))
+    unheard = (UnheardFacts("backup-2", ServerUuid("b2")),)
+    status = StatusFacts("c", 1, (*servers, server("backup-1")), (), (), (), (), unheard)
+    found = judge_servers(status, ["t1", "t2", "backup-2"])
+    assert [(each.severity, each.subject) for each in found] == [
+        (NOTE, "t2"),
+        (WARNING, "t3"),
+        (NOTE, "backup-2"),
+    ]
+    assert found[0].text == "is stopped by an operator"
+    assert found[0].hint == "`stelae server start t2`"
+
+
 SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
     ([server("t1"), server("backup-1")], []),
     (

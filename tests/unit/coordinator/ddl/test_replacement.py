@@ -44,8 +44,10 @@ class World:
         for mark in batch.marks:
             self.catalog.marks[mark.uuid] = mark
 
-    def replace(self, uuid: ServerUuid = OLD, sequence: int = 1) -> CatalogBatch | None:
-        order = ReplaceServer(RequestId(ClientId("c"), sequence, 0), uuid)
+    def replace(
+        self, uuid: ServerUuid = OLD, sequence: int = 1, *, goes_on: bool = False
+    ) -> CatalogBatch | None:
+        order = ReplaceServer(RequestId(ClientId("c"), sequence, 0), uuid, goes_on)
         return draft_replace(self.catalog, self.liveness, order, self.now)
 
     def fenced(self) -> World:
@@ -67,6 +69,22 @@ def test_a_fenced_server_never_counts_as_live_again() -> None:
         assert not world.liveness.is_live(run, world.now)
         assert world.liveness.grant(run, world.now) == 0.0
     assert not world.liveness.live(ServerKind.TSERVER, world.now)
+
+
+def test_a_replacement_by_hand_is_noted_until_it_is_whole() -> None:
+    """Whoever gives it again goes on, and does not replace the new server as well."""
+    world = World()
+    world.beat(OLD)
+    world.now += 10.0
+    world.put(world.replace(goes_on=True))
+    assert world.catalog.mark(OLD).replacing
+    again = world.replace(goes_on=True)
+    assert again is not None
+    assert not again.marks
+    world.put(world.replace())
+    mark = world.catalog.mark(OLD)
+    assert (mark.replaced, mark.replacing) == (True, False), "the fence stays"
+    assert not World().fenced().catalog.mark(OLD).replacing, "by the watcher of machines"
 
 
 def test_a_server_that_lives_is_not_fenced() -> None:

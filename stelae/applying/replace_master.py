@@ -1,0 +1,191 @@
+"""Replaces one master by a new, empty one of its name, on Ray.
+
+The masters' set is its fence: a master that has left the set votes no more. Rules:
+
+- R1: within the cluster's turn, by a look that was made within it. Nothing is waited for in the
+  turn but the steps themselves.
+- R2: the others are a live majority, have all that is committed, and no tablet lacks anything.
+- R3: the process ends first, then its folder is set aside, then the former master leaves the set,
+  and then the new one is added. So a replacement that was interrupted goes on from the set and the
+  actors alone: a name that is not in the set has no folder that anybody needs.
+- R4: it is done once the new master votes, and has all that is committed.
+
+Decisions §81.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stelae.actors.ray_host.host import ServerPlan, cluster_actors
+from stelae.applying.one_server import Told, end_process, hand_over, wait_until
+from stelae.applying.processes import Deployment
+from stelae.applying.replacement import Replacement
+from stelae.applying.replacing import empty_folders, machine_with_room
+from stelae.applying.steps import what_is_unwell
+from stelae.coordinator.apply.replaces import refusals_of_master
+from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.deploy import launcher, machines
+from stelae.deploy.changed import ChangedCluster, masters_status
+from stelae.deploy.cluster_files import publish, refresh
+from stelae.deploy.cluster_state import load_state
+from stelae.deploy.masters import add_master, list_masters, remove_master
+from stelae.deploy.restarts import what_is_missing
+
+
+def replace_master(
+    database: ChangedCluster,
+    known: Deployment,
+    name: str,
+    *,
+    elsewhere: bool,
+    progress: Told,
+    deadline: float,
+) -> Replacement:
+    """Give a master's name to a new, empty one. Raises as `replace_server` of `replace_one`."""
+    work = _ReplaceMaster(database, known, name, progress, deadline)
+    target = work.target() if elsewhere else ""
+    while True:
+        work.settle()
+        work.check()  # before others wait for the turn
+        with database.turn(f"server replace {name}") as sure:
+            refresh(known.home, database.cluster)
+            if work.unwell():  # R1
+                continue
+            work.check()
+            sure()
+            found = work.carry_out(target)
+        work.wait_whole(found.uuid)
+        return found
+
+
+class _ReplaceMaster:
+    def __init__(
+        self,
+        database: ChangedCluster,
+        known: Deployment,
+        name: str,
+        progress: Told,
+        deadline: float,
+    ) -> None:
+        self._database = database
+        self._known = known
+        self._name = name
+        self._progress = progress
+        self._deadline = deadline
+
+    def target(self) -> str:
+        """The machine for a new master that is to be elsewhere. Raises InvalidArgument,
+        Unavailable: there is none."""
+        spec, state = self._known.spec, self._known.state
+        if spec.placement is None:
+            raise InvalidArgument("--elsewhere: all servers of this cluster are on one machine")
+        label = spec.placement.machine_label
+        machine = state.machines.get(self._name, "")
+        among = [each for each in machines.live_machines(label) if each != machine]
+        racks = machines.live_racks(label, spec.placement.rack_label)
+        return machine_with_room(spec, state, self._name, among, racks)
+
+    def check(self) -> None:
+        """R2. Raises InvalidArgument: all reasons why not; nothing has changed."""
+        members = {each["name"]: each["uuid"] for each in list_masters(self._database)}
+        wanted = self._known.spec.masters.count
+        why = refusals_of_master(self._name, masters_status(self._database), members, wanted)
+        if why:
+            raise InvalidArgument(f"{self._name} is not replaced: {'; '.join(why)}")
+
+    def unwell(self) -> str:
+        """Why no master may be ended just now. R2."""
+        status = masters_status(self._database)
+        if status.get("heard_all") is not True:
+            return "the leader master has just begun to hear the servers"
+        return what_is_unwell(status) or others_are_behind(status, self._name)
+
+    def settle(self) -> None:
+        """R2. Raises RetryLater."""
+        what = f"{self._name} is not replaced yet"
+        wait_until(self.unwell, what, self._progress, self._deadline)
+
+    def wait_whole(self, uuid: str) -> None:
+        """R4. Raises RetryLater."""
+
+        def missing() -> str:
+            return what_is_missing(masters_status(self._database), uuid, -1)
+
+        what = f"{self._name} is replaced"
+        wait_until(missing, what, self._progress, self._deadline)
+
+    def carry_out(self, target: str) -> Replacement:
+        """R3. Raises StelaeError: the same again goes on."""
+        database, name = self._database, self._name
+        former = tuple(m["uuid"] for m in list_masters(database) if m["name"] == name)
+        actor = cluster_actors(database.cluster).get(name)
+        if actor is not None:
+            hand_over(name, actor, self._progress)
+            self._progress(f"{name} ends")
+            end_process(self._known, name, actor)
+        aside = self._set_aside(is_elsewhere=bool(target))
+        for folder in aside:
+            self._progress(f"what {name} had is in {folder} now")
+        for uuid in former:
+            self._progress(f"{name} leaves the set: {uuid}")
+            remove_master(database, uuid, timeout=self._left_s)
+        if target:
+            self._move(target)
+        self._progress(f"{name} starts, empty, and gets its vote")
+        found = add_master(database, name, timeout=self._left_s)
+        (uuid,) = [each["uuid"] for each in found if each["name"] == name]
+        machine = load_state(self._known.home).machines.get(name, "")
+        return Replacement(name, former, uuid, machine, aside)
+
+    @property
+    def _left_s(self) -> float:
+        return max(1.0, self._deadline - time.monotonic())
+
+    def _set_aside(self, *, is_elsewhere: bool) -> tuple[str, ...]:
+        """Raises Unavailable: its machine does not answer."""
+        plan = self._plan()
+        spec = self._known.spec
+        if is_elsewhere:
+            assert spec.placement is not None, "a machine was chosen"
+            if plan.machine not in machines.live_machines(spec.placement.machine_label):
+                self._progress(f"machine {plan.machine} is away: what is there is not set aside")
+                return ()
+        return empty_folders(plan)
+
+    def _plan(self) -> ServerPlan:
+        """Where its folder is; a master that has left the set has no plan of its own."""
+        state = load_state(self._known.home)
+        plans = launcher.plans(self._known.spec, state)
+        selector = machines.selector(self._known.spec, state, self._name)
+        return replace(
+            plans[0],
+            name=self._name,
+            folder=str(Path(state.data_dir) / self._name),
+            machine=state.machines.get(self._name, ""),
+            selector=selector,
+        )
+
+    def _move(self, target: str) -> None:
+        spec = self._known.spec
+        assert spec.placement is not None
+        if target not in machines.live_machines(spec.placement.machine_label):
+            raise Unavailable(self._name, f"machine {target} is away by now")
+        state = load_state(self._known.home)
+        replace(state, machines={**state.machines, self._name: target}).save()
+        publish(self._known.home, self._database.cluster)
+
+
+def others_are_behind(status: Mapping[str, Any], name: str) -> str:
+    """Which other masters do not live, or have not all that is committed; empty: none. Pure."""
+    behind = [
+        each["id"]
+        for each in status["servers"]
+        if each["kind"] == "master" and each["id"] != name
+        if each["state"] != "live" or each["keeps_up"] is False
+    ]
+    return f"masters that do not live or are behind: {', '.join(behind)}" if behind else ""

@@ -1,0 +1,471 @@
+"""How one server is replaced by a new one of its name: the order of what is done, on a Ray that
+does not exist. What comes next is decided by the real rules, from a status document."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+
+from stelae.applying import one_server, replace_master, replace_one
+from stelae.applying import steps as apply_steps
+from stelae.applying.processes import Deployment
+from stelae.applying.replace_one import replace_server
+from stelae.applying.replacement import Replacement
+from stelae.cli import app as cli
+from stelae.cli.cluster import servers as cli_servers
+from stelae.core.config.spec_file import load_spec
+from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, Unavailable
+from stelae.core.schema.durability import replicas
+from stelae.deploy import launcher, locks, machines
+from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
+
+KINDS = ("master", "tserver", "backup", "safekeeper")
+NAMES = [f"{kind}-{n}" for kind in KINDS for n in (1, 2, 3, 4) if (kind, n) != ("master", 4)]
+
+
+class Killed(Exception):
+    """The operator's process ends here."""
+
+
+class Cluster:
+    """Servers of each kind; masters that drain and hear what the operator's process does."""
+
+    cluster, ray_address, home = "demo", "", ""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.uuids = {name: f"u-{name}" for name in NAMES}
+        self.live = dict.fromkeys(NAMES)
+        self.has = {f"{kind}-{n}": 2 for kind in KINDS for n in (1, 2, 3, 4)}
+        """How much a drain has yet to move, by name; one goes with each look."""
+        self.retiring: dict[str, None] = {}
+        self.fences: dict[str, dict[str, Any]] = {}
+        self.missing: list[int] = []
+        """How many replicas a tablet lacks at the next looks."""
+        self.unheard = 0
+        """For how many more looks the leader master has just begun."""
+        self.needs_disk = False
+        self.in_turn: Callable[[], None] = lambda: None
+        """Called when the turn was taken: what others have done meanwhile."""
+        self.is_in_turn = False
+        self.taken: list[str] = []
+        """Who has the turn at the next tries; empty: nobody."""
+        self.dies_before = ""
+        """The step before which the operator's process ends."""
+        self.busy: list[str] = []
+        """Why folders cannot be set aside, at the next tries."""
+        self.actors = {name: self._actor(name) for name in NAMES}
+        folder.mkdir()
+        (folder / SECRET_FILE).write_bytes(b"s" * 32)
+        places = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
+        self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
+        self.state = ClusterState("demo", str(folder), places)
+        self.spec = load_spec(
+            {"cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
+             "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4}}
+        )  # fmt: skip
+        self.known = Deployment(folder, self.spec, self.state)
+        self._patch(monkeypatch)
+        self._loop, self._database = MagicMock(), MagicMock()
+        self._loop.run = lambda found: found
+        self._database.status, self._database.tables = self.status, list
+        self._database.replace_server = self._fence
+        self._database.retire_server = self._database.retire_safekeeper = self._retire
+        self._database.safekeepers = self._safekeepers
+        self._database.servers = lambda kind: []
+
+    def _patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        modules = (one_server, apply_steps, replace_one, replace_master)
+        monkeypatch.setattr(one_server, "deployment_of", lambda *_: nullcontext(self.known))
+        for module in modules:
+            monkeypatch.setattr(module, "cluster_actors", lambda _: dict(self.actors))
+        monkeypatch.setattr(apply_steps, "create_actor", self._create)
+        for module in (apply_steps, replace_one, replace_master):
+            monkeypatch.setattr(module, "empty_folders", self._empty)
+        for module in (replace_one, replace_master):
+            monkeypatch.setattr(module, "refresh", lambda home, cluster: self._step("reads files"))
+            monkeypatch.setattr(module, "load_state", lambda home: self.known.state)
+        monkeypatch.setattr(replace_one, "kept_spec", lambda home: None)
+        for module in (one_server, replace_one, apply_steps):
+            monkeypatch.setattr(module, "POLL_S", 0.0)
+        monkeypatch.setattr(launcher, "find_cluster", lambda _: (MagicMock(selector={}), []))
+        monkeypatch.setattr(launcher, "kill_servers", self._kill)
+        monkeypatch.setattr(locks, "wait_ended", lambda folders: [])
+        monkeypatch.setattr(machines, "this_node", lambda: "")
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
+        monkeypatch.setattr(ray, "get", lambda asked, timeout: asked())
+        monkeypatch.setattr(ray, "kill", self._kill_actor)
+        monkeypatch.setattr(replace_master, "list_masters", lambda _: list(self.masters))
+        monkeypatch.setattr(replace_master, "remove_master", self._remove)
+        monkeypatch.setattr(replace_master, "add_master", self._add)
+
+    def _step(self, text: str) -> None:
+        if self.dies_before and text.startswith(self.dies_before):
+            self.dies_before = ""
+            raise Killed
+        self.done.append(text)
+
+    def _actor(self, name: str) -> MagicMock:
+        actor = MagicMock()
+        actor.hand_over.remote = lambda _: lambda: self._step(f"{name} hands over")
+        actor.describe.remote = lambda: lambda: MagicMock(media=())
+        actor.ready.remote = lambda _: lambda: self._heard(name)
+        return actor
+
+    def _heard(self, name: str) -> None:
+        self.live[name] = None
+        for each in self.fences.values():
+            if each["id"] == name and not each["successor"]:
+                each["successor"] = self.uuids[name] = f"new-{name}"
+
+    def _create(self, plan: Any) -> MagicMock:
+        self._step(f"{plan.name} starts")
+        self.actors[plan.name] = self._actor(plan.name)
+        return self.actors[plan.name]
+
+    def _kill(self, actors: dict[str, Any]) -> None:
+        for name in actors:
+            self._step(f"{name} ends")
+            assert self.is_in_turn
+            self.live.pop(name, None)
+            del self.actors[name]
+
+    def _kill_actor(self, actor: Any) -> None:
+        (name,) = [each for each, its in self.actors.items() if its is actor]
+        self._kill({name: actor})
+
+    def _empty(self, plan: Any) -> tuple[str, ...]:
+        if self.busy:
+            raise Unavailable(plan.name, self.busy.pop(0))
+        if f"{plan.name} aside" in self.done:
+            return ()
+        self._step(f"{plan.name} aside")
+        return (f"/data/{plan.name}.replaced",)
+
+    def _fence(self, uuid: str, *, goes_on: bool) -> None:
+        self._step(f"fences {uuid}" if goes_on else f"notes {uuid}")
+        name = self.fences[uuid]["id"] if uuid in self.fences else self._name_of(uuid)
+        assert uuid in self.fences or name not in self.live, "the masters refuse that"
+        before = self.fences.get(uuid, {"id": name, "uuid": uuid, "successor": ""})
+        self.fences[uuid] = {**before, "goes_on": goes_on}
+
+    def _name_of(self, uuid: str) -> str:
+        (name,) = [name for name, its in self.uuids.items() if its == uuid]
+        return name
+
+    def _retire(self, uuid: str, *, wait: bool, timeout: float) -> None:
+        assert not wait
+        self._step(f"drains {uuid}")
+        self.retiring[uuid] = None
+
+    def _safekeepers(self) -> list[Any]:
+        return [
+            MagicMock(timelines=self.has[name], record=MagicMock(uuid=self.uuids[name]))
+            for name in NAMES
+            if name.startswith("safekeeper")
+        ]
+
+    def _remove(self, database: Any, uuid: str, timeout: float) -> None:
+        self._step(f"{uuid} leaves the set")
+        self.masters = [each for each in self.masters if each["uuid"] != uuid]
+
+    def _add(self, database: Any, name: str, timeout: float) -> list[dict[str, Any]]:
+        self._step(f"{name} joins")
+        self.uuids[name] = f"new-{name}"
+        self.actors[name], self.live[name] = self._actor(name), None
+        self.masters = [*self.masters, {"name": name, "uuid": self.uuids[name]}]
+        return self.masters
+
+    @contextmanager
+    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+        if self.taken and (whose := self.taken.pop(0)):
+            raise AlreadyRunning(whose)
+        self._step(what)
+        self.in_turn()
+        self.is_in_turn = True
+        try:
+            yield lambda: None
+        finally:
+            self.is_in_turn = False
+
+    def _server(self, name: str) -> dict[str, Any]:
+        kind, uuid = name.partition("-")[0], self.uuids[name]
+        leaves = uuid in self.retiring
+        if leaves and self.has[name] and not self.is_in_turn:
+            self.has[name] -= 1
+        left = self.has[name] if uuid.startswith("u-") else 0
+        return {
+            "id": name, "uuid": uuid, "kind": kind, "incarnation": 1, "voter": True,
+            "state": "live" if name in self.live else "dead", "silent_s": 60.0,
+            "keeps_up": True, "retiring": leaves, "media": ["disk"], "memory_bytes": 0,
+            "memory_limit_bytes": 0, "tablets": left, "indexlets": 0, "segments": left,
+            "drained": leaves and not left, "timelines": left, "safekeeper_id": 1,
+            "status": "decommissioned" if leaves else "active",
+        }  # fmt: skip
+
+    def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        lacks = self.missing.pop(0) if self.missing else 0
+        self.unheard -= self.unheard > 0
+        servers = [self._server(name) for name in NAMES if self.uuids[name] not in self.fences]
+        tablet = {
+            "table": "t", "number": 1, "state": "running", "under_replicated": lacks,
+            "memory_bytes": 0, "leader": "tserver-1", "replicas": [], "reported": True,
+            "loaded": 1.0, "segments_lacking": int(self.needs_disk),
+        }  # fmt: skip
+        return {
+            "servers": servers, "tablets": [tablet], "shortages": [],
+            "heard_all": not self.unheard, "replaced": list(self.fences.values()),
+        }  # fmt: skip
+
+    def replace(self, server: str, *, timeout: float = 60.0, **how: Any) -> Replacement:
+        changed: Any = self
+        return replace_server(changed, server, timeout=timeout, **how)
+
+    @property
+    def steps(self) -> list[str]:
+        return [each for each in self.done if each != "reads files"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(tmp_path / "data", monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["tserver-2", "backup-2", "safekeeper-2"])
+def test_a_server_is_drained_ended_fenced_set_aside_and_started(
+    cluster: Cluster, name: str
+) -> None:
+    """In this order; the turn is not held while it is drained, nor while the end is waited for."""
+    turn = f"server replace {name}"
+    found = cluster.replace(name)
+    assert cluster.steps == [
+        turn, f"drains u-{name}",
+        turn, f"{name} ends", f"fences u-{name}", f"{name} aside", f"{name} starts",
+        f"notes u-{name}",
+    ]  # fmt: skip
+    assert cluster.done.count("reads files") == 2, "what others have asked for during the drain"
+    folder = f"/data/{name}.replaced"
+    assert found == Replacement(name, (f"u-{name}",), f"new-{name}", set_aside=(folder,))
+    assert found.document()["set_aside"] == [folder]
+
+
+STEPS = ("drains", "backup-2 ends", "fences", "backup-2 aside", "backup-2 starts", "notes")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("given", ["backup-2", "u-backup-2"])
+def test_interrupted_anywhere_it_goes_on(cluster: Cluster, step: str, given: str) -> None:
+    """Each step is taken once, whoever goes on: by name, or by the UUID that is replaced."""
+    cluster.dies_before = step
+    with pytest.raises(Killed):
+        cluster.replace("backup-2")
+    assert cluster.replace(given).uuid == "new-backup-2"
+    steps = [each for each in cluster.steps if not each.startswith("server replace")]
+    uuid = "u-backup-2"
+    assert steps == [
+        f"drains {uuid}", "backup-2 ends", f"fences {uuid}", "backup-2 aside", "backup-2 starts",
+        f"notes {uuid}",
+    ]  # fmt: skip
+    assert list(cluster.fences) == [uuid], "the new server is not replaced as well"
+
+
+def test_success_is_not_told_by_a_leader_that_has_just_begun(cluster: Cluster) -> None:
+    """It knows of nothing that lacks; and neither is anything begun by its word."""
+    cluster.unheard = 3
+    cluster.replace("tserver-2")
+    assert cluster.unheard == 0
+    started = cluster._heard
+
+    def another_leads(name: str) -> None:
+        started(name)
+        cluster.unheard, cluster.missing = 5, [0] * 4 + [1]
+
+    cluster._heard = another_leads  # type: ignore[method-assign]
+    cluster.replace("tserver-3")
+    assert not cluster.unheard
+    assert not cluster.missing, "it was waited for what lacked then"
+
+
+def test_what_was_asked_for_during_the_drain_counts(cluster: Cluster) -> None:
+    """A spec without the server: nothing is ended, and nothing started."""
+    few = cluster.spec.backups.model_copy(update={"count": 1})
+    fewer = cluster.spec.model_copy(update={"backups": few})
+    specs = [cluster.spec, fewer]
+    assert len(cluster.known.plans) == len(NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        kept = MagicMock()
+        patch.setattr(replace_one, "kept_spec", lambda home: kept)
+        patch.setattr(replace_one, "load_spec", lambda _: specs.pop(0))
+        with pytest.raises(InvalidArgument, match="backup-2 was taken out of the spec meanwhile"):
+            cluster.replace("backup-2")
+    assert "backup-2" in cluster.actors
+
+
+def test_a_drain_that_somebody_takes_back_ends_it(cluster: Cluster) -> None:
+    """With who may have; the server lives on."""
+    drain = cluster._retire
+
+    def taken_back(uuid: str, **more: Any) -> None:
+        drain(uuid, **more)
+        cluster.retiring.clear()
+
+    cluster._database.retire_server = taken_back
+    with pytest.raises(RetryLater, match=r"took its drain back .*`stelae apply`"):
+        cluster.replace("tserver-2")
+    assert "tserver-2" in cluster.live
+
+
+def test_somebody_elses_change_is_named_at_once_and_waited_for_after_a_drain(
+    cluster: Cluster,
+) -> None:
+    """A drain may have taken hours: it is not given up for the moment of another's step."""
+    cluster.taken = ["ada is changing this cluster (apply)"]
+    with pytest.raises(AlreadyRunning, match=r"ada is changing this cluster \(apply\)"):
+        cluster.replace("tserver-2")
+    assert not cluster.done
+    cluster.taken = ["", "ada is changing this cluster (apply)"]
+    cluster.replace("tserver-2")
+    assert cluster.uuids["tserver-2"] == "new-tserver-2"
+
+
+def test_without_a_drain_leaderships_go_first(cluster: Cluster) -> None:
+    """It is refused while anything lacks, as a stop is."""
+    cluster.missing = [0, 0, 2, 1]
+    cluster.replace("tserver-2", drain=False)
+    assert cluster.steps[:4] == [
+        "server replace tserver-2", "tserver-2 hands over", "tserver-2 ends", "fences u-tserver-2",
+    ]  # fmt: skip
+    assert not cluster.missing
+
+
+def test_a_dead_one_whose_disk_is_needed_is_not_fenced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text says why, and how it goes on; nothing has changed."""
+    del cluster.live["backup-2"]
+    cluster.needs_disk = True
+    monkeypatch.setattr(replace_one, "STUCK_S", 0.0)
+    again = r"on no backup that lives; `stelae server replace u-backup-2` goes on"
+    with pytest.raises(RetryLater, match=again):
+        cluster.replace("backup-2")
+    assert not cluster.done
+    cluster.needs_disk = False
+    cluster.replace("backup-2")
+    assert cluster.steps[1:3] == ["fences u-backup-2", "backup-2 ends"], "Ray would start it again"
+
+
+def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> None:
+    """Nothing is started on it."""
+    cluster.busy = ["a server runs on /data"] * 3
+    cluster.replace("safekeeper-2")
+    assert cluster.steps[-3:] == [
+        "safekeeper-2 aside", "safekeeper-2 starts", "notes u-safekeeper-2",
+    ]  # fmt: skip
+
+
+def test_what_is_no_server_of_the_spec_is_refused(cluster: Cluster) -> None:
+    """With the ways that there are."""
+    with pytest.raises(InvalidArgument, match="'nobody' is no server"):
+        cluster.replace("nobody")
+    with pytest.raises(InvalidArgument, match="on one machine"):
+        cluster.replace("backup-2", elsewhere=True)
+    cluster.fences["gone"] = {"id": "backup-9", "uuid": "gone", "successor": ""}
+    with pytest.raises(InvalidArgument, match="backup-9 is no server of the spec"):
+        cluster.replace("gone")
+
+
+# ---- masters --------------------------------------------------------------------------------
+
+
+MASTER_STEPS = ("master-2 ends", "master-2 aside", "u-master-2 leaves", "master-2 joins")
+
+
+def test_a_master_leaves_the_set_before_the_new_one_joins(cluster: Cluster) -> None:
+    """Once its process has ended and its folder is set aside; all in one turn."""
+    found = cluster.replace("master-2")
+    assert cluster.steps == [
+        "server replace master-2", "master-2 hands over", "master-2 ends", "master-2 aside",
+        "u-master-2 leaves the set", "master-2 joins",
+    ]  # fmt: skip
+    folder = "/data/master-2.replaced"
+    assert found == Replacement("master-2", ("u-master-2",), "new-master-2", set_aside=(folder,))
+
+
+@pytest.mark.parametrize("step", MASTER_STEPS)
+def test_a_masters_replacement_goes_on_wherever_it_was_left(cluster: Cluster, step: str) -> None:
+    """From the set and the actors alone."""
+    cluster.dies_before = step
+    with pytest.raises(Killed):
+        cluster.replace("master-2")
+    assert cluster.replace("master-2").uuid == "new-master-2"
+    assert [each["name"] for each in cluster.masters] == ["master-1", "master-3", "master-2"]
+    assert cluster.steps.count("master-2 joins") == 1
+
+
+def test_a_master_is_not_replaced_while_another_is_away(cluster: Cluster) -> None:
+    """With it, a majority might be gone."""
+    del cluster.live["master-3"]
+    with pytest.raises(RetryLater, match="do not live or are behind: master-3"):
+        cluster.replace("master-2", timeout=0.0)
+    cluster.masters = cluster.masters[:1]
+    assert "master-2" in cluster.live
+
+
+def test_a_replica_that_nobody_else_can_take_is_refused(cluster: Cluster) -> None:
+    """Before anything is marked."""
+    del cluster.live["tserver-4"]
+    status = cluster.status
+
+    def everywhere(**more: Any) -> dict[str, Any]:
+        found = status(**more)
+        held = [{"uuid": f"u-tserver-{n}", "member": "voter", "server_live": True,
+                 "role": "follower"} for n in (1, 2, 3)]  # fmt: skip
+        found["tablets"][0]["replicas"] = held
+        return found
+
+    cluster._database.status = everywhere
+    cluster._database.tables = lambda: [MagicMock(durability=replicas(3), becoming=None)]
+    with pytest.raises(InvalidArgument, match="say --no-drain"):
+        cluster.replace("tserver-2")
+    assert cluster.steps == []
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+
+def test_the_command_asks_before_a_disk_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it is told not to; nobody is asked for JSON. It says where the folders are."""
+    database = MagicMock()
+    folder = "/data/backup-2.replaced-20261201T093005Z"
+    found = Replacement("backup-2", ("old",), "new", set_aside=(folder,))
+    database.replace_server.return_value = found
+    monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
+
+    def typed(*arguments: str) -> tuple[int | str | None, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["server", "replace", "backup-2", *arguments])
+        return ended.value.code, capsys.readouterr().out
+
+    assert typed("--json")[0] == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert typed()[0] == 1
+    database.replace_server.assert_not_called()
+    code, out = typed("--yes", "--json", "--no-drain", "--elsewhere")
+    assert (code, json.loads(out)["set_aside"]) == (0, [folder])
+    how = database.replace_server.call_args.kwargs
+    assert (how["drain"], how["elsewhere"]) == (False, True)
+    code, out = typed("--yes")
+    assert code == 0
+    assert "backup-2 is a new server: new" in out
+    assert folder in out
+    assert database.replace_server.call_args.kwargs["drain"] is True
