@@ -55,7 +55,7 @@ def limits_text(limits: Mapping[str, Any]) -> dict[str, str]:
     return {
         f"serve.limits.{name.removesuffix('_bytes').removesuffix('_s')}": format_size(value)
         if name.endswith("_bytes")
-        else f"{value:g} s"
+        else f"{value:.12g} s"
         if name.endswith("_s")
         else str(value)
         for name, value in limits.items()

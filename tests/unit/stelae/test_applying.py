@@ -353,6 +353,8 @@ def test_what_the_front_takes_on_is_told_by_the_names_of_the_file() -> None:
         "serve.limits.rows": "1000000",
         "serve.limits.timeout": "5 s",
         "serve.limits.timeout_max": "600 s",
+        "serve.limits.audit_keep": "7776000 s",
+        "serve.limits.audit_rows": "50000",
     }
 
 

@@ -61,7 +61,7 @@ class Cluster:
             monkeypatch.setattr(module_, "list_masters", lambda _: self.masters)
         self._loop, self._database = MagicMock(), MagicMock()
         self._loop.run = lambda found: found
-        self._database.tables, self._database.status = list, self.status
+        self._database.tables, self._database.status = lambda *, own: [], self.status
 
     def _actor(self, name: str) -> MagicMock:
         actor = MagicMock()
