@@ -25,16 +25,22 @@ MUTANTS = [
                 "return now_us < self.lease_until_us()",
             ),
             ("return self._log.term_at(index) == self.term", "return True"),
-            (
-                "        reached[self.uuid] = self._log.stable_index",
-                "        reached[self.uuid] = self._log.last_index",
-            ),
             ("        elif self.settled:\n", "        elif True:\n"),
             (
                 "(self._round + 1, request, self._log.commit_index))\n        self._heartbeat",
                 "(0, request, self._log.commit_index))\n        self._heartbeat",
             ),
             ("return count >= majority(len(voters))", "return True"),
+        ],
+    ),
+    *mutants_of(
+        "consensus/raft/leader.py",
+        (f"{_UNIT}/test_written_beside.py",),
+        [
+            (
+                "        reached[self.uuid] = self._log.stable_index",
+                "        reached[self.uuid] = self._log.last_index",
+            ),
         ],
     ),
     *mutants_of(
