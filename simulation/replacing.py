@@ -98,7 +98,7 @@ class Replacing:
 
     async def _look(self, now: float) -> Look:
         status = await self._database.status(timeout=CALL_S)
-        tables = await self._database.tables()
+        tables = await self._database.tables(own=True)
         world, cluster = self._world, self._cluster
         wanted = [*cluster.tservers, *cluster.backups, *cluster.safekeepers]
         placed = {name: world.nodes[name].machine for name in wanted if name in world.nodes}

@@ -211,7 +211,7 @@ class _Replace:
     def _seen(self) -> ReplaceLook:
         database = self._database
         status = masters_status(database)
-        records = database._loop.run(database._database.tables())
+        records = database._loop.run(database._database.tables(own=True))
         spec, settings = self._known.spec, self._known.spec.settings()
         actor = cluster_actors(database.cluster).get(self._name)
         look = ReplaceLook(

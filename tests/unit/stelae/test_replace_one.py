@@ -76,7 +76,7 @@ class Cluster:
         self._patch(monkeypatch)
         self._loop, self._database = MagicMock(), MagicMock()
         self._loop.run = lambda found: found
-        self._database.status, self._database.tables = self.status, list
+        self._database.status, self._database.tables = self.status, lambda *, own: []
         self._database.replace_server = self._fence
         self._database.retire_server = self._database.retire_safekeeper = self._retire
         self._database.safekeepers = self._safekeepers
@@ -432,7 +432,7 @@ def test_a_replica_that_nobody_else_can_take_is_refused(cluster: Cluster) -> Non
         return found
 
     cluster._database.status = everywhere
-    cluster._database.tables = lambda: [MagicMock(durability=replicas(3), becoming=None)]
+    cluster._database.tables = lambda *, own: [MagicMock(durability=replicas(3), becoming=None)]
     with pytest.raises(InvalidArgument, match="say --no-drain"):
         cluster.replace("tserver-2")
     assert cluster.steps == []
