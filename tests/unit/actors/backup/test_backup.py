@@ -127,10 +127,30 @@ def test_a_certificate_must_fit_the_bytes() -> None:
         ):
             with pytest.raises(InvalidArgument):
                 await owner.write(rows, start, certificate=wrong)
+        beyond = Certified(rows.certificate.length + 8, rows.certificate.crc)
+        with pytest.raises(InvalidArgument, match=f"over {beyond.length} bytes, of which"):
+            await owner.write(rows, start, certificate=beyond)
         (info,) = await owner.inventory()
         assert (info.length, info.crc) == (good.length, good.crc)
         await owner.write(rows, start)
         assert await owner.read() == rows.data
+
+    run(scenario)
+
+
+def test_a_replica_is_not_closed_before_the_end_of_what_it_was_acknowledged_for() -> None:
+    """A late close, with the certificate of an earlier end, would cut off what followed."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        end, early = len(rows.data), rows.certificate
+        rows.add(1)
+        await owner.write(rows, end)
+        with pytest.raises(InvalidArgument, match="closed before the end of what is held"):
+            await owner.write(rows, 0, end, certificate=early, close=True)
+        (info,) = await owner.inventory()
+        assert (info.state, info.length) == (ReplicaState.OPEN, len(rows.data))
 
     run(scenario)
 

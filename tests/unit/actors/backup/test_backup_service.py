@@ -9,8 +9,13 @@ import msgspec
 import pytest
 
 from stelae.actors.backup.disk_medium import room_beside_others
-from stelae.actors.backup.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
+from stelae.actors.backup.frames import (
+    RECORD_BLOCKS_BYTES,
+    TABLET_ID_BYTES_MAX,
+    frame_bytes_for,
+)
 from stelae.core.errors import (
+    InvalidArgument,
     OutcomeUnknown,
     Overloaded,
     StaleTerm,
@@ -63,6 +68,7 @@ def test_a_fence_is_durable_and_complete() -> None:
             owner.write(rows, term=4, segment_id=SEGMENT + 1),
             owner.seal(make_image(), term=4),
             owner.free(SEGMENT, term=4),
+            owner.free(term=4, heads_from=SEGMENT + 9),
             owner.write(rows, term=1, log=OTHER),
         ):
             with pytest.raises(StaleTerm, match=r"^term"):
@@ -71,6 +77,17 @@ def test_a_fence_is_durable_and_complete() -> None:
         assert again.fence == 5
         assert again.replicas[0].length == end
         await owner.write(rows, end, term=5)
+
+    run(scenario)
+
+
+def test_what_names_no_tablet_is_refused() -> None:
+    """An id that is empty, or longer than the fences have room for."""
+
+    async def scenario(owner: Owner) -> None:
+        for wrong in (TabletId(""), TabletId("x" * (TABLET_ID_BYTES_MAX + 1))):
+            with pytest.raises(InvalidArgument, match="is no tablet id"):
+                await owner.free(SEGMENT, log=wrong)
 
     run(scenario)
 
