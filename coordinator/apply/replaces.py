@@ -348,6 +348,8 @@ def next_of_replacement(look: ReplaceLook) -> ReplaceStep:
 
 def _of_live(look: ReplaceLook, live: Mapping[str, Any]) -> ReplaceStep:
     """R2."""
+    if not look.has_actor:
+        return _wait("its process has ended, and the masters have not noticed yet")
     if look.kind == ServerKind.CAS_STORE.value or _is_drained(look, live):
         return ReplaceStep(ReplaceAct.END)
     if not look.drains:

@@ -68,6 +68,7 @@ MUTANTS = [
             ("    if look.logs_left:\n", "    if False:\n"),
             ('        return bool(server["drained"])\n', '        return not server["segments"]\n'),
             ("    if not _leaves(server):\n        return False\n", ""),
+            ("    if not look.has_actor:\n        return", "    if False:\n        return"),
             ("        return _wait(look.unwell) if look.unwell else", "        return"),
             ("ReplaceAct.TAKEN_BACK if look.has_drained else", ""),
             ("    if server == name and live and begun:\n", "    if False:\n"),

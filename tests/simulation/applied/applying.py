@@ -4,14 +4,16 @@ Each operator does what `stelae.applying.run` does on Ray: it takes the turn, wr
 asks for, and then looks, plans, and takes the first step, until there is none. Looking and planning
 are the product's own functions. Only what a step does to processes is the world's. An operator may
 die at any await; the next one goes on with what was asked for last, or asks for something else.
-A server that was taken out keeps its disk, and the nemesis may start it again.
+A server that was taken out keeps its disk, and the nemesis may start it again. Now and then an
+operator replaces a server of the spec by a new, empty one of its name, as
+`stelae.applying.replace_one` does: drained or not, alive or dead.
 
 Judged, beside what the ``tables`` scenario demands:
 
 1. A step that cannot be taken back is taken by one operator at a time, whose spec is the one that
    was asked for last.
-2. Nothing is on a server that is ended for good, by the newest of the masters' catalogs and by the
-   owners of segments.
+2. Nothing is on a server that is ended for good, or that was drained to be replaced, by the newest
+   of the masters' catalogs and by the owners of segments.
 3. In the end the cluster is as it was asked for, and no server of it is marked.
 """
 
@@ -19,18 +21,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stelae.actors.ray_host.host import ServerPlan
+from stelae.applying.replacing import half_replaced
 from stelae.applying.run import is_first, servers_that_are
 from stelae.applying.steps import traits_of, what_is_unwell
 from stelae.client.admin.turns import OperatorTurn
 from stelae.client.database import AsyncDatabase
-from stelae.coordinator.apply.plan import Act, Present, Step, Wanted, plan_steps
+from stelae.coordinator.apply.plan import Act, Present, Step, TableIs, Wanted, plan_steps
+from stelae.coordinator.apply.replaces import (
+    Kept,
+    ReplaceAct,
+    ReplaceLook,
+    ReplaceStep,
+    former_of,
+    next_of_replacement,
+    quiet_s,
+    refusals_of_replacement,
+)
 from stelae.core.errors import AlreadyRunning, InvalidArgument, OutcomeUnknown, RetryLater
+from stelae.core.ids import ServerUuid
 from stelae.core.records.records import ServerKind
+from stelae.core.schema.durability import media_of
 from stelae.simulation.cluster import CLUSTER, SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.scenarios import Scenario
@@ -50,6 +65,9 @@ SETTLE_S = 60.0
 SURE_S = 30.0
 ACT_S = 2.0
 POLL_S = 0.2
+REPLACE_S = 60.0
+REPLACED_RATE = 0.25
+"""Share of an operator's works that replace a server."""
 LIVES_S = (0.5, 5.0, 60.0)
 """Mean times after which an operator dies."""
 LAST_S = 300.0
@@ -94,7 +112,7 @@ class Operator:
         self._plans = plans
         """Processes that Ray would have by now, with what they were made with."""
         self._rng = cluster.world.rng(name)
-        self.applied = self.removed = 0
+        self.applied = self.removed = self.replaced = 0
 
     async def run(self, until_s: float) -> None:
         """Apply something again and again, and die now and then."""
@@ -104,7 +122,10 @@ class Operator:
             spec = self._asked.spec if self._rng.random() < 0.4 else self._draw()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rng.expovariate(1.0 / life_s)):
-                    await self.apply(spec)
+                    if self._rng.random() < REPLACED_RATE:
+                        await self.replace()
+                    else:
+                        await self.apply(spec)
 
     async def status(self) -> Mapping[str, Any]:
         """Asked for until it is answered: a lost message ends no apply."""
@@ -118,10 +139,27 @@ class Operator:
 
     async def apply(self, spec: Spec) -> bool:
         """Whether the cluster is as it was asked for; what keeps it from that is noted."""
-        turn = self._database.turn(self.name, "apply")
+        is_done = await self._in_turn("apply", lambda turn: self._carry_out(spec, turn))
+        self.applied += is_done
+        return is_done
+
+    async def replace(self) -> bool:
+        """Whether one server of the spec was replaced."""
+        name = self._rng.choice([*self._cluster.tservers, *self._cluster.backups])
+        drains = self._rng.random() < 0.6
+
+        async def work(turn: OperatorTurn) -> bool:
+            return await self._replace(name, drains, turn)
+
+        is_done = await self._in_turn(f"replace {name}", work)
+        self.replaced += is_done
+        return is_done
+
+    async def _in_turn(self, what: str, work: Callable[[OperatorTurn], Awaitable[bool]]) -> bool:
+        turn = self._database.turn(self.name, what)
         try:
             await turn.begin(CALL_S)
-            is_done = await self._carry_out(spec, turn)
+            is_done = await work(turn)
             await turn.end()
         except TRANSIENT as error:
             self._world.note(self.name, f"does not go on: {error}")
@@ -130,7 +168,6 @@ class Operator:
         except asyncio.CancelledError:
             await turn._tasks.close()  # its process is gone, and nobody says that the turn ends
             raise
-        self.applied += is_done
         return is_done
 
     async def _carry_out(self, spec: Spec, turn: OperatorTurn) -> bool:
@@ -167,7 +204,8 @@ class Operator:
             case Act.KEEP:
                 await self._database.retire_server(step.name, cancel=True, timeout=CALL_S)
             case Act.ADD:
-                await self._alone(mine, lambda: self._add(step, spec))
+                half = half_replaced(await self.status())
+                await self._alone(mine, lambda: self._add(step, spec, half))
                 await self._wait_live(step.name, turn, mine)
             case Act.RESTART:
                 await self._alone(mine, lambda: self._restart(step, spec))
@@ -206,15 +244,84 @@ class Operator:
             await self._sure(turn, mine)
             await asyncio.sleep(POLL_S)
 
+    # ---- a server that is replaced ------------------------------------------------------------
+
+    async def _replace(self, name: str, drains: bool, turn: OperatorTurn) -> bool:
+        """As `stelae.applying.replace_one`, which does not hold its turn for the drain."""
+        mine, has_drained = self._asked.generation, False
+        former = former_of(await self.status(), name, name)
+        self._world.note(self.name, f"replaces {name}, {former}, drains: {drains}")
+        end_s = self._world.loop.time() + REPLACE_S
+        while former and self._world.loop.time() < end_s:
+            look = await self._seen(name, former, drains, has_drained)
+            if why := refusals_of_replacement(look):
+                raise InvalidArgument("; ".join(why))
+            step = next_of_replacement(look)
+            await self._sure(turn, mine)
+            if step.act in (ReplaceAct.DONE, ReplaceAct.TAKEN_BACK):
+                for uuid in former if step.act is ReplaceAct.DONE else ():
+                    await self._note_replaced(uuid, goes_on=False)
+                return step.act is ReplaceAct.DONE
+            await self._take_replacing(step, look, mine)
+            has_drained = has_drained or step.act is ReplaceAct.DRAIN
+        return False
+
+    async def _seen(
+        self, name: str, former: tuple[str, ...], drains: bool, has_drained: bool
+    ) -> ReplaceLook:
+        status, records = await self.status(), await self._database.tables(own=True)
+        used = [d for r in records for d in (r.durability, r.becoming) if d is not None]
+        settings = self._cluster.settings
+        return ReplaceLook(
+            name=name,
+            former=former,
+            status=status,
+            tables=[TableIs(r.name, r.durability, r.becoming) for r in records],
+            kept=Kept(max((len(media_of(each)) for each in used), default=0)),
+            has_actor=name in self._plans,
+            quiet_s=quiet_s(settings.dead_after_s, settings.heartbeat_s),
+            drains=drains,
+            has_drained=has_drained,
+            unwell=what_is_unwell(status),
+        )
+
+    async def _take_replacing(self, step: ReplaceStep, look: ReplaceLook, mine: int) -> None:
+        if step.act is not ReplaceAct.WAIT:
+            self._world.note(self.name, f"{step.act} {look.name} {step.uuids}")
+        match step.act:
+            case ReplaceAct.DRAIN:
+                (uuid,) = look.former
+                await self._database.retire_server(uuid, wait=False, timeout=CALL_S)
+            case ReplaceAct.END:
+                if look.drains:
+                    await self._alone(mine, lambda: self._require_nothing_there(look.name))
+                self._end_process(look.name)
+            case ReplaceAct.FENCE:
+                for uuid in step.uuids:
+                    await self._note_replaced(uuid, goes_on=True)
+                if look.has_actor:
+                    self._end_process(look.name)
+            case ReplaceAct.START:
+                await self._alone(mine, lambda: self._start_empty(look.name))
+            case _:
+                await asyncio.sleep(POLL_S)
+
+    async def _note_replaced(self, uuid: str, *, goes_on: bool) -> None:
+        await self._database.replace_server(ServerUuid(uuid), goes_on=goes_on, timeout=CALL_S)
+
     # ---- what a step does to processes ----------------------------------------------------------
 
-    def _add(self, step: Step, spec: Spec) -> None:
-        """One that was there before comes back on its disk."""
+    def _add(self, step: Step, spec: Spec, half: Collection[str]) -> None:
+        """One that was there before comes back on its disk, unless that was fenced."""
         names = self._names(step.kind)
         if step.name in self._world.nodes:
-            names.append(step.name)
+            if step.name not in names:
+                names.append(step.name)
             self._world.nodes[step.name].auto_restart = True
-            self._world.restart(step.name)
+            if step.name in half:
+                self._start_empty(step.name)
+            else:
+                self._world.restart(step.name)
         else:
             added = (
                 self._cluster.add_tserver()
@@ -235,6 +342,19 @@ class Operator:
         self._world.nodes[step.name].auto_restart = False
         self._world.crash(step.name, restart=False)
         self.removed += 1
+
+    def _end_process(self, name: str) -> None:
+        """Its actor is gone, and the spec has it still."""
+        del self._plans[name]
+        self._world.nodes[name].auto_restart = False
+        self._world.crash(name, restart=False)
+
+    def _start_empty(self, name: str) -> None:
+        """On the same machine, with another disk. What the former one had is given up."""
+        node = self._world.nodes[name]
+        node.auto_restart = True
+        self._world.replace(name, node.machine, keeps_former=False)
+        self._plans[name] = plan_of(self._cluster, name, self._asked.spec.memory_bytes)
 
     def _names(self, kind: str) -> list[str]:
         cluster = self._cluster
@@ -297,7 +417,9 @@ class Operators:
                 assert not server["retiring"], f"{server['id']} is wanted, and marked"
         applied = sum(each.applied for each in self._operators)
         removed = sum(each.removed for each in self._operators)
-        self._world.note("world", f"{applied} specs came true, {removed} servers were removed")
+        replaced = sum(each.replaced for each in self._operators)
+        told = f"{removed} servers were removed, {replaced} replaced"
+        self._world.note("world", f"{applied} specs came true, {told}")
 
 
 def wanted_of(cluster: SimCluster, spec: Spec) -> Wanted:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from stelae.applying import run
 from stelae.client.admin.turns import OperatorTurn
 from stelae.client.database import AsyncDatabase
-from stelae.coordinator.apply import plan
+from stelae.coordinator.apply import plan, replaces
 from tests.simulation.world.planting import planting
 
 
@@ -49,10 +49,16 @@ def _everybody_has_the_turn() -> Any:
     return patch.object(OperatorTurn, "begin", begin)
 
 
+def _replaced_undrained() -> Any:
+    """A server that is replaced counts as drained at once."""
+    return patch.object(replaces, "_is_drained", lambda look, server: True)
+
+
 PLANTED: dict[str, Callable[[], Any]] = {
     "drained_too_early": _drained_too_early,
     "taken_back_too_late": _taken_back_too_late,
     "everybody_has_the_turn": _everybody_has_the_turn,
+    "replaced_undrained": _replaced_undrained,
 }
 
 planted = planting(PLANTED)

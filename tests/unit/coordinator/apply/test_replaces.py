@@ -150,6 +150,15 @@ def test_one_that_lives_is_drained_before_it_ends(
     assert act(dead(gone, silent_s=0.0)) is ReplaceAct.FENCE, "nothing was there when it died"
 
 
+def test_one_whose_process_has_ended_waits_until_the_masters_notice() -> None:
+    """It is not ended twice, whichever way it was to go."""
+    for drains in (True, False):
+        look = look_at("backup-2", segments("disk", "disk"), has_actor=False, drains=drains)
+        step = next_of_replacement(look)
+        assert step.act is ReplaceAct.WAIT
+        assert "have not noticed yet" in step.why
+
+
 def test_each_thing_of_a_tablet_server_counts() -> None:
     """Tablets and indexlets."""
     for left in ({"tablets": 1, "indexlets": 0}, {"tablets": 0, "indexlets": 1}):
