@@ -171,7 +171,7 @@ class ReplaceStep:
     why: str = ""
     """What is waited for."""
     uuids: tuple[str, ...] = ()
-    """UUIDs to be fenced."""
+    """UUIDs to be fenced, or the one to be drained: others of the name may be dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,9 @@ def _of_live(look: ReplaceLook, live: Mapping[str, Any]) -> ReplaceStep:
         return _wait(look.unwell) if look.unwell else ReplaceStep(ReplaceAct.END)
     if _leaves(live):
         return _wait(f"{_left(look, live)} are left")
-    return ReplaceStep(ReplaceAct.TAKEN_BACK if look.has_drained else ReplaceAct.DRAIN)
+    if look.has_drained:
+        return ReplaceStep(ReplaceAct.TAKEN_BACK)
+    return ReplaceStep(ReplaceAct.DRAIN, uuids=(str(live["uuid"]),))
 
 
 def _of_dead(look: ReplaceLook, left: tuple[str, ...]) -> ReplaceStep:

@@ -309,7 +309,7 @@ class _Replace:
     def _take(self, step: ReplaceStep) -> None:
         match step.act:
             case ReplaceAct.DRAIN:
-                self._drain()
+                self._drain(*step.uuids)
             case ReplaceAct.END:
                 actor = cluster_actors(self._database.cluster).get(self._name)
                 if actor is None:
@@ -328,10 +328,10 @@ class _Replace:
             case _:
                 self._start()
 
-    def _drain(self) -> None:
+    def _drain(self, uuid: str) -> None:
         """Begin it; the masters go on by themselves. Raises InvalidArgument: it is refused."""
         self._progress(f"{self._name} is drained")
-        client, (uuid,) = self._database._database, self._former
+        client = self._database._database
         retire = client.retire_server
         if kind_of(self._name) == ServerKind.SAFEKEEPER.value:
             retire = client.retire_safekeeper

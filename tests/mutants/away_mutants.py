@@ -70,7 +70,7 @@ MUTANTS = [
             ("    if not _leaves(server):\n        return False\n", ""),
             ("    if not look.has_actor:\n        return", "    if False:\n        return"),
             ("        return _wait(look.unwell) if look.unwell else", "        return"),
-            ("ReplaceAct.TAKEN_BACK if look.has_drained else", ""),
+            ("    if look.has_drained:\n", "    if False:\n"),
             ("    if server == name and live and begun:\n", "    if False:\n"),
             ("    if server == name and live and begun:\n", "    if server == name and begun:\n"),
             ("if any(len(media_of(each)) == 1 for", "if any(False for"),

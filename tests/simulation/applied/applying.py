@@ -290,8 +290,7 @@ class Operator:
             self._world.note(self.name, f"{step.act} {look.name} {step.uuids}")
         match step.act:
             case ReplaceAct.DRAIN:
-                (uuid,) = look.former
-                await self._database.retire_server(uuid, wait=False, timeout=CALL_S)
+                await self._database.retire_server(step.uuids[0], wait=False, timeout=CALL_S)
             case ReplaceAct.END:
                 if look.drains:
                     await self._alone(mine, lambda: self._require_nothing_there(look.name))

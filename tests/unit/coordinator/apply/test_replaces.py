@@ -159,6 +159,13 @@ def test_one_whose_process_has_ended_waits_until_the_masters_notice() -> None:
         assert "have not noticed yet" in step.why
 
 
+def test_of_several_disks_the_one_that_came_back_is_drained() -> None:
+    """All were dead when the replacement began."""
+    look = replace(look_at("tserver-2"), former=("another", "tserver2"))
+    step = next_of_replacement(look)
+    assert (step.act, step.uuids) == (ReplaceAct.DRAIN, ("tserver2",))
+
+
 def test_each_thing_of_a_tablet_server_counts() -> None:
     """Tablets and indexlets."""
     for left in ({"tablets": 1, "indexlets": 0}, {"tablets": 0, "indexlets": 1}):
