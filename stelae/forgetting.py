@@ -33,7 +33,13 @@ from stelae.actors.ray_host.kept_files import NAMES, SECRET_FILE, SPEC_FILE, STA
 from stelae.actors.server.instance import INSTANCE_FILE, Instance, decode_instance
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import AlreadyRunning, CorruptData, InvalidArgument, RetryLater
+from stelae.core.errors import (
+    AlreadyRunning,
+    CorruptData,
+    InvalidArgument,
+    RetryLater,
+    StelaeError,
+)
 from stelae.core.records.records import ServerKind
 from stelae.deploy import nodes, ray_session
 from stelae.deploy.asked import kept_spec
@@ -46,12 +52,12 @@ from stelae.serve.environment import HAPROXY_FOLDER
 from stelae.serve.gateway.audit import AUDIT_FOLDER
 
 _KINDS = "|".join(kind.value for kind in ServerKind)
-_SERVER = re.compile(rf"({_KINDS})-[0-9]+(\.[a-z]+-[0-9]+)?")
-"""Names of servers' folders, also of those that were set aside."""
+_SERVER = re.compile(rf"({_KINDS})-[0-9]+(\.[a-z]+-[0-9]+(T[0-9]+Z(-[0-9]+)?)?)?")
+"""Names of servers' folders, also of those that were set aside, by a number or at a time."""
 _FILES = (*NAMES, FILES_LOCK, LAUNCH_LOCK, LOG_FILE)
 _FOLDERS = (AUDIT_FOLDER, HAPROXY_FOLDER)
-_LAST = (STATE_FILE, SPEC_FILE, SECRET_FILE, LAUNCH_LOCK)
-"""In the order in which they are removed (R4, R5)."""
+_LAST = (STATE_FILE, SECRET_FILE, SPEC_FILE, LAUNCH_LOCK)
+"""In the order in which they are removed (R4, R5). The spec says that the secret is Stelae's."""
 REMOVAL_TIMEOUT_S = 600.0
 """Of all machines, which remove side by side."""
 
@@ -177,18 +183,31 @@ def _forget_elsewhere(known: Stored) -> None:
 def forget_rest(data_dir: Path) -> None:
     """Remove the spec and the secret that an interrupted removal has left behind (R5).
 
-    A folder with a ``cluster.json``, or with a folder of a server, is left as it is. Raises
-    AlreadyRunning: somebody launches a cluster there.
+    A folder with a ``cluster.json``, with a folder of a server, or with a ``spec.json`` or a
+    ``secret`` that is not known to be Stelae's, is left as it is. Raises AlreadyRunning: somebody
+    launches a cluster there.
     """
-    if any((data_dir / name).exists() for name in _LAST):
+    if _is_rest(data_dir):
         with _launch_lock(data_dir):
-            names = [each.name for each in data_dir.iterdir()]
-            if STATE_FILE in names or any(_SERVER.fullmatch(name) for name in names):
-                return
-            for name in _LAST:
+            for name in _LAST if _is_rest(data_dir) else ():
                 (data_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         data_dir.rmdir()
+
+
+def _is_rest(data_dir: Path) -> bool:
+    names = {each.name for each in data_dir.iterdir()} if data_dir.is_dir() else set()
+    if STATE_FILE in names or any(_SERVER.fullmatch(name) for name in names):
+        return False
+    try:
+        if SPEC_FILE in names:
+            kept = kept_spec(data_dir)
+            return kept is not None and bool(load_spec(kept.spec).cluster)
+    except (StelaeError, ValueError, TypeError, AttributeError):  # another program's
+        return False
+    if SECRET_FILE in names or LAUNCH_LOCK not in names:
+        return False
+    return re.fullmatch(rb"[0-9]+", (data_dir / LAUNCH_LOCK).read_bytes()) is not None
 
 
 @contextlib.contextmanager

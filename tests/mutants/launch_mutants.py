@@ -28,10 +28,13 @@ MUTANTS = [
             ('(folder.name.partition(".")[0] in names and _is_bare(folder))', "_is_bare(folder)"),
             ('or (folder.name.partition(".")[0] in names and _is_bare(folder))', ""),
             ("if each == last or each in last.parents:", "if each in last.parents:"),
+            ("_LAST = (STATE_FILE, SECRET_FILE, SPEC", "_LAST = (SECRET_FILE, STATE_FILE, SPEC"),
+            ("_LAST = (STATE_FILE, SECRET_FILE, SPEC", "_LAST = (STATE_FILE, SPEC_FILE, SPEC"),
             (
-                "_LAST = (STATE_FILE, SPEC_FILE, SECRET_FILE",
-                "_LAST = (SPEC_FILE, STATE_FILE, SECRET_FILE",
+                "            return kept is not None and bool(load_spec(kept.spec).cluster)\n",
+                "            return True\n",
             ),
+            ("    if SECRET_FILE in names or LAUNCH", "    if LAUNCH"),
             ("if STATE_FILE in names or any(", "if any("),
             (
                 "if STATE_FILE in names or any(_SERVER.fullmatch(name) for name in names):",

@@ -58,11 +58,13 @@ def made(folder: Path, media: Path, **more: Any) -> Path:
     server_folder(data_dir / "master-1")
     backup = server_folder(data_dir / "backup-1")
     former = server_folder(data_dir / "backup-1.replaced-1")
+    for stamp in ("20261201T093005Z", "20261201T093005Z-2"):
+        server_folder(data_dir / f"backup-1.replaced-{stamp}")
     for name in ("audit", "haproxy"):
         (data_dir / name).mkdir()
         (data_dir / name / "file").write_text("x")
     frames(media / "backup-1", backup)
-    frames(media / "backup-1.replaced-3", former)
+    frames(media / "backup-1.replaced-20261201T093006Z", former)
     (data_dir / "keeper.log").write_text("x")
     (data_dir / "secret").write_bytes(SECRET)
     (data_dir / "secret").chmod(0o600)
@@ -98,8 +100,9 @@ def test_all_of_it_goes(tmp_path: Path) -> None:
     known = known_of(data_dir)
     names = [folder.relative_to(tmp_path) for folder in known.folders]
     assert list(map(str, names)) == [
-        "demo/backup-1", "demo/backup-1.replaced-1", "demo/master-1",
-        "fast/backup-1", "fast/backup-1.replaced-3",
+        "demo/backup-1", "demo/backup-1.replaced-1", "demo/backup-1.replaced-20261201T093005Z",
+        "demo/backup-1.replaced-20261201T093005Z-2", "demo/master-1",
+        "fast/backup-1", "fast/backup-1.replaced-20261201T093006Z",
     ]  # fmt: skip
     assert known.size_bytes >= 30_000
     assert known.left == ()
@@ -251,12 +254,24 @@ def test_what_is_no_rest_of_a_removal_is_left(tmp_path: Path) -> None:
     for name in ("cluster.json", "secret", "spec.json"):
         shutil.copy(data_dir / name, bare / name)
     forget_rest(bare)
-    assert len(list(bare.iterdir())) == 3 + 1, "and the lock of launches"
+    assert len(list(bare.iterdir())) == 3
     (data_dir / "cluster.json").unlink()
     before = sorted(data_dir.iterdir())
     forget_rest(data_dir)
     assert sorted(data_dir.iterdir()) == before
     forget_rest(tmp_path / "none")
+
+
+@pytest.mark.parametrize("spec", ["", "{}", '{"openapi": "3.1.0"}', "- yaml"])
+def test_files_of_people_with_the_same_names_are_left(tmp_path: Path, spec: str) -> None:
+    """A ``spec.json`` of another program, and a secret without a spec of a cluster."""
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "launch.lock").write_text("17")
+    if spec:
+        (tmp_path / "spec.json").write_text(spec)
+    before = sorted(tmp_path.iterdir())
+    forget_rest(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_files_of_running_servers_may_vanish_while_they_are_counted(
