@@ -262,7 +262,9 @@ def test_what_is_no_rest_of_a_removal_is_left(tmp_path: Path) -> None:
     forget_rest(tmp_path / "none")
 
 
-@pytest.mark.parametrize("spec", ["", "{}", '{"openapi": "3.1.0"}', "- yaml"])
+@pytest.mark.parametrize(
+    "spec", ["", "{}", '{"openapi": "3.1.0"}', '{"spec": {"openapi": 3}}', "- yaml"]
+)
 def test_files_of_people_with_the_same_names_are_left(tmp_path: Path, spec: str) -> None:
     """A ``spec.json`` of another program, and a secret without a spec of a cluster."""
     (tmp_path / "secret").write_bytes(SECRET)
