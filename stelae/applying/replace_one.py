@@ -176,6 +176,8 @@ class _Replace:
                 )
             if step.act is ReplaceAct.WAIT:
                 self._pause(step.why)
+            elif time.monotonic() >= self._deadline:  # a turn would take no step
+                raise self._not_yet("the time is over")
             else:
                 self._take_turn()
 
@@ -422,13 +424,16 @@ class _Replace:
             self._waited = why, now
         is_stuck = not self._has_drained and now - self._waited[1] > STUCK_S
         if now > self._deadline or is_stuck:
-            named = self._former[0] if self._former else self._name
-            raise RetryLater(
-                f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "
-                "where this was"
-            )
+            raise self._not_yet(why)
         self._progress(f"{self._name}: {why}")
         time.sleep(POLL_S)
+
+    def _not_yet(self, why: str) -> RetryLater:
+        named = self._former[0] if self._former else self._name
+        return RetryLater(
+            f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "
+            "where this was"
+        )
 
 
 def _kept(spec: ClusterSpec, records: list[TableRecord]) -> Kept:

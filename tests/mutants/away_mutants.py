@@ -90,6 +90,7 @@ MUTANTS = [
                 "                if not self.drains:\n                    hand_over",
                 "                if False:\n                    hand_over",
             ),
+            ("            elif time.monotonic() >= self._deadline:", "            elif False:"),
             ("self._note(uuid, goes_on=True)", "self._note(uuid, goes_on=False)"),
         ],
     ),

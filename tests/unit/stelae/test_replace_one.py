@@ -371,6 +371,19 @@ def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> 
     ]  # fmt: skip
 
 
+def test_without_time_no_turn_is_taken(cluster: Cluster) -> None:
+    """It ends with how it goes on; no step would be taken, however often the turn were."""
+
+    def again() -> None:
+        assert cluster.steps.count("server replace backup-2") == 1, "an endless loop"
+
+    cluster.in_turn = again
+    on = r"the time is over; `stelae server replace u-backup-2` goes on where this was"
+    with pytest.raises(RetryLater, match=on):
+        cluster.replace("backup-2", timeout=0.0)
+    assert cluster.done == []
+
+
 def test_what_is_no_server_of_the_spec_is_refused(cluster: Cluster) -> None:
     """With the ways that there are."""
     with pytest.raises(InvalidArgument, match="'nobody' is no server"):
