@@ -41,6 +41,7 @@ from stelae.coordinator.apply.plan import TableIs
 from stelae.coordinator.apply.stops import refusals_of_stop
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
+from stelae.core.schema.own_tables import is_own_table
 
 QUIET_S = 10.0
 """Least seconds of silence after which a death is known to all owners."""
@@ -288,12 +289,14 @@ def _cannot_drain(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
         return []
     if look.in_memory:
         return [look.in_memory]
-    others = {
-        each["uuid"]
-        for each in look.status["servers"]
-        if each["kind"] == look.kind and each["state"] == "live"
-        if not (each["uuid"] == live["uuid"] or each["retiring"] or each.get("maintenance"))
-    }
+    others = _others(look, live)
+    if not others and _tablets_left(look, live):
+        text = (
+            f"its {_left(look, live)} have nowhere to go, as there is no other tablet server that "
+            "lives and stays. Add a server (tservers.count and `stelae apply`)"
+        )
+        is_movable = not refusals_of_stop(live, look.status, look.tables)
+        return [f"{text}, or say --no-drain" if is_movable else text]
     for tablet in look.status["tablets"]:
         replicas = tablet.get("replicas", ())
         holders = {each["uuid"] for each in replicas if each["member"] != "none"}
@@ -304,6 +307,16 @@ def _cannot_drain(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
                 "then the new server gets copies from the others"
             ]
     return []
+
+
+def _others(look: ReplaceLook, server: Mapping[str, Any]) -> set[str]:
+    """UUIDs of other servers of its kind that live and stay."""
+    return {
+        each["uuid"]
+        for each in look.status["servers"]
+        if each["kind"] == look.kind and each["state"] == "live"
+        if not (each["uuid"] == server["uuid"] or each["retiring"] or each.get("maintenance"))
+    }
 
 
 def _cannot_stop(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
@@ -397,11 +410,31 @@ def _left(look: ReplaceLook, server: Mapping[str, Any]) -> str:
     """How much a server still has, in words."""
     what = _WHAT.get(look.kind, "")
     if look.kind == ServerKind.TSERVER.value:
-        return f"{server['tablets'] + server['indexlets']} {what}"
+        return f"{_tablets_left(look, server)} {what}"
     if look.kind == ServerKind.BACKUP.value:
         return f"{server['segments']} {what}"
     held = server["timelines"] if server["state"] == "live" else 0
     return f"{max(look.logs_left, held or 0)} {what}"
+
+
+def _tablets_left(look: ReplaceLook, server: Mapping[str, Any]) -> int:
+    """Number of tablets and indexlets that a tserver has to be rid of.
+
+    Where no other could take them, tablets of Stelae's own tables that it owns do not count, as in
+    `stelae.coordinator.moves.leaving.owned_that_count`.
+    """
+    count = int(server["tablets"]) + int(server["indexlets"])
+    if _others(look, server):
+        return count
+    own = sum(_is_owned(tablet, server) for tablet in look.status["tablets"])
+    return max(0, count - own)
+
+
+def _is_owned(tablet: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
+    """Whether it is a tablet of Stelae's own that this process serves, without replicas."""
+    if not is_own_table(tablet["table"]) or tablet.get("replicas") or tablet["state"] != "running":
+        return False
+    return (tablet["leader"], tablet.get("address")) == (server["id"], server.get("address"))
 
 
 _WHAT = {
