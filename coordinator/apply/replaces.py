@@ -74,6 +74,11 @@ def known_as(status: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [each for each in status["servers"] if each["id"] == name]
 
 
+def leaves(server: Mapping[str, Any]) -> bool:
+    """Whether a server is to leave, by its mark."""
+    return bool(server.get("retiring")) or server.get("status") == "decommissioned"
+
+
 def who_needs_disk(
     kind: str,
     uuids: Collection[str],
@@ -162,7 +167,7 @@ class ReplaceAct(enum.StrEnum):
     START = "start"
     """Set its folder aside, and start a new server under its name."""
     TAKEN_BACK = "taken back"
-    """Somebody has ended the drain that this replacement began."""
+    """Somebody has ended the drain that had begun."""
     DONE = "done"
 
 
@@ -190,7 +195,7 @@ class ReplaceLook:
     quiet_s: float = QUIET_S
     drains: bool = True
     has_drained: bool = False
-    """This replacement has asked for the drain."""
+    """A drain has begun, by whomever."""
     unwell: str = ""
     """Why no server that serves may be ended just now."""
     in_memory: str = ""
@@ -257,7 +262,7 @@ def refusals_of_replacement(look: ReplaceLook) -> list[str]:
     live = look.live
     if live is None or look.kind == ServerKind.CAS_STORE.value or _is_drained(look, live):
         return found
-    if look.drains and _leaves(live):
+    if look.drains and leaves(live):
         return found  # the masters have agreed, and go on
     return found + (_cannot_drain(look, live) if look.drains else _cannot_stop(look, live))
 
@@ -367,7 +372,7 @@ def _of_live(look: ReplaceLook, live: Mapping[str, Any]) -> ReplaceStep:
         return ReplaceStep(ReplaceAct.END)
     if not look.drains:
         return _wait(look.unwell) if look.unwell else ReplaceStep(ReplaceAct.END)
-    if _leaves(live):
+    if leaves(live):
         return _wait(f"{_left(look, live)} are left")
     return ReplaceStep(ReplaceAct.TAKEN_BACK if look.has_drained else ReplaceAct.DRAIN)
 
@@ -399,7 +404,7 @@ def _of_new(look: ReplaceLook) -> ReplaceStep:
 
 def _is_drained(look: ReplaceLook, server: Mapping[str, Any]) -> bool:
     """Whether a server was drained, and can have taken nothing since. R8."""
-    if not _leaves(server):
+    if not leaves(server):
         return False
     if look.kind == ServerKind.BACKUP.value:
         return bool(server["drained"])
@@ -442,10 +447,6 @@ _WHAT = {
     ServerKind.BACKUP.value: "segments",
     ServerKind.SAFEKEEPER.value: "logs",
 }
-
-
-def _leaves(server: Mapping[str, Any]) -> bool:
-    return bool(server.get("retiring")) or server.get("status") == "decommissioned"
 
 
 def _wait(why: str) -> ReplaceStep:

@@ -54,6 +54,7 @@ from stelae.coordinator.apply.replaces import (
     former_of,
     kind_of,
     known_as,
+    leaves,
     next_of_replacement,
     quiet_s,
     refusals_of_replacement,
@@ -146,6 +147,7 @@ class _Replace:
         self.elsewhere = False
         self._former: tuple[str, ...] = ()
         self._has_drained = False
+        """A drain has begun, by whomever."""
         self._target = ""
         """The machine that was chosen; empty: none yet."""
         self._set_aside: list[str] = []
@@ -199,6 +201,8 @@ class _Replace:
         if why := refusals_of_replacement(look):
             raise InvalidArgument(f"{self._name} is not replaced: {'; '.join(why)}")
         step = next_of_replacement(look)
+        if self.drains and look.live is not None and leaves(look.live):
+            self._has_drained = True  # by an earlier call, or by `stelae server retire`
         if step.act is ReplaceAct.WAIT and self.drains and look.live is not None:
             return replace(step, why=self._why_left(look, step.why))
         return step

@@ -323,6 +323,29 @@ def test_a_drain_that_somebody_takes_back_ends_it(cluster: Cluster) -> None:
     assert "tserver-2" in cluster.live
 
 
+def test_a_drain_that_was_begun_before_is_never_stuck(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tablet may take long. It goes on as one of this call does, and may be taken back."""
+    monkeypatch.setattr(replace_one, "STUCK_S", -1.0)
+    cluster.retiring["u-tserver-2"] = None
+    cluster.has["tserver-2"] = 9
+    assert cluster.replace("tserver-2").uuid == "new-tserver-2"
+    assert "drains u-tserver-2" not in cluster.done
+    cluster.retiring["u-tserver-3"] = None
+    cluster.has["tserver-3"] = 9
+    looks = iter(range(9))
+
+    def taken_back(*_: Any) -> str:
+        if next(looks) > 1:
+            cluster.retiring.clear()
+        return "a tablet is left"
+
+    monkeypatch.setattr(replace_one._Replace, "_why_left", taken_back)
+    with pytest.raises(RetryLater, match="took its drain back"):
+        cluster.replace("tserver-3")
+
+
 def test_somebody_elses_change_is_named_at_once_and_waited_for_after_a_drain(
     cluster: Cluster,
 ) -> None:
