@@ -146,6 +146,7 @@ class _Replace:
         self.drains = True
         self.elsewhere = False
         self._former: tuple[str, ...] = ()
+        self._only_ended = False
         self._has_drained = False
         """A drain has begun, by whomever."""
         self._target = ""
@@ -164,7 +165,8 @@ class _Replace:
                 f"the masters know no UUID of {self._name}, and it takes one to fence it: start it "
                 f"first (`stelae server start {self._name}`)"
             )
-        if not self._is_started():
+        self._only_ended = self._is_started()
+        if not self._only_ended:
             self._check_places()
         self._progress(f"{self._name} ({', '.join(self._former)}) is replaced")
         while True:
@@ -417,6 +419,7 @@ class _Replace:
             *(self._name, self._former, str(live[0]["uuid"]) if live else ""),
             machine=self._known.state.machines.get(self._name, ""),
             set_aside=tuple(self._set_aside),
+            only_ended=self._only_ended,
         )
 
     # ---- waiting ----------------------------------------------------------------------------

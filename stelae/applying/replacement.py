@@ -19,6 +19,9 @@ class Replacement:
     """Where the new server is; empty: all servers are on one machine."""
     set_aside: tuple[str, ...] = ()
     """Folders with what the former server had, on its machine. They may be deleted."""
+    only_ended: bool = False
+    """Nothing was replaced: an earlier replacement, that was interrupted after its new server was
+    heard, is whole now. The same call again replaces the server once more."""
 
     def document(self) -> dict[str, Any]:
         """For programs."""

@@ -267,7 +267,9 @@ def test_interrupted_anywhere_it_goes_on(cluster: Cluster, step: str, given: str
     cluster.dies_before = step
     with pytest.raises(Killed):
         cluster.replace("backup-2")
-    assert cluster.replace(given).uuid == "new-backup-2"
+    found = cluster.replace(given)
+    assert found.uuid == "new-backup-2"
+    assert found.only_ended is (step == "notes"), "else it is this call that has replaced it"
     steps = [each for each in cluster.steps if not each.startswith("server replace")]
     uuid = "u-backup-2"
     assert steps == [
@@ -275,6 +277,27 @@ def test_interrupted_anywhere_it_goes_on(cluster: Cluster, step: str, given: str
         f"notes {uuid}",
     ]  # fmt: skip
     assert list(cluster.fences) == [uuid], "the new server is not replaced as well"
+
+
+def test_another_disk_is_not_told_of_as_replaced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted replacement, whose end was never noted, is ended; the text says that it was
+    that one, and how the server is replaced once more."""
+    cluster.dies_before = "notes"
+    with pytest.raises(Killed):
+        cluster.replace("backup-2")
+    database = MagicMock()
+    database.replace_server = lambda server, **how: cluster.replace(server)
+    monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["server", "replace", "backup-2", "--yes"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "an earlier replacement of backup-2 is whole now; its new server is new-backup-2" in out
+    assert "Nothing else was replaced: `stelae server replace backup-2`, given again" in out
+    assert "backup-2 is a new server" not in out
+    assert cluster.uuids["backup-2"] == "new-backup-2"
 
 
 def test_success_is_not_told_by_a_leader_that_has_just_begun(cluster: Cluster) -> None:
