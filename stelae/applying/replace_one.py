@@ -36,7 +36,7 @@ from stelae.applying.one_server import (
 )
 from stelae.applying.processes import Deployment
 from stelae.applying.replace_master import replace_master
-from stelae.applying.replacement import Replacement
+from stelae.applying.replacement import Replacement, placed
 from stelae.applying.replacing import (
     empty_folders,
     has_lone_blobs,
@@ -151,7 +151,8 @@ class _Replace:
         """A drain has begun, by whomever."""
         self._target = ""
         """The machine that was chosen; empty: none yet."""
-        self._set_aside: list[str] = []
+        self._set_aside: list[tuple[str, str]] = []
+        """Folders, each with its machine."""
         self._waited: tuple[str, float] = ("", time.monotonic())
         """What is waited for, and since when."""
 
@@ -355,10 +356,10 @@ class _Replace:
         """R3. The masters have never heard the new server: what is in its folders is not needed."""
         plan = self._known.plans[self._name]
         try:
-            self._set_aside += self._emptied(plan)
+            self._set_aside += _with_machine(self._emptied(plan), plan)
             if self.elsewhere:
                 plan = self._moved()
-                self._set_aside += empty_folders(plan)
+                self._set_aside += _with_machine(empty_folders(plan), plan)
             self._announce_and_add(plan)
         except NotEnoughServers:
             raise
@@ -367,7 +368,7 @@ class _Replace:
 
     def _announce_and_add(self, plan: ServerPlan) -> None:
         for folder in self._set_aside:
-            self._progress(f"what {self._name} had is in {folder} now")
+            self._progress(f"what {self._name} had is in {placed(*folder)} now")
         steps = Steps(
             *(self._database, self._known.spec, [plan], self._progress, self._start_deadline),
             home=self._known.home,
@@ -418,7 +419,8 @@ class _Replace:
         return Replacement(
             *(self._name, self._former, str(live[0]["uuid"]) if live else ""),
             machine=self._known.state.machines.get(self._name, ""),
-            set_aside=tuple(self._set_aside),
+            set_aside=tuple([folder for folder, _ in self._set_aside]),
+            set_aside_on=tuple([machine for _, machine in self._set_aside]),
             only_ended=self._only_ended,
         )
 
@@ -441,6 +443,10 @@ class _Replace:
             f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "
             "where this was"
         )
+
+
+def _with_machine(folders: Sequence[str], plan: ServerPlan) -> list[tuple[str, str]]:
+    return [(folder, plan.machine) for folder in folders]
 
 
 def _kept(spec: ClusterSpec, records: list[TableRecord]) -> Kept:

@@ -101,6 +101,17 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "stelae/applying/replace_master.py",
+        _HAND_SHELL,
+        [
+            (
+                "            target = work.choose(elsewhere=elsewhere)\n            sure()\n",
+                "            target = 'm5' if elsewhere else ''\n            sure()\n",
+            ),
+            ("        if machine not in live:\n", "        if False:\n"),
+        ],
+    ),
+    *mutants_of(
         "coordinator/apply/majorities.py",
         _DECIDED,
         [

@@ -424,9 +424,8 @@ def server_replace(
     else:
         text = f"{found.name} is a new server: {found.uuid}"
     show(text, markup=False, soft_wrap=True)
-    for folder in found.set_aside:
-        where_text = f" on {found.machine}" if found.machine and not elsewhere else ""
-        text = f"what the former one had is in {folder}{where_text}, and may be deleted"
+    for folder in found.folders():
+        text = f"what the former one had is in {folder}, and may be deleted"
         show(text, markup=False, soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -68,10 +69,11 @@ class Cluster:
         places = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
         self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
         self.state = ClusterState("demo", str(folder), places)
-        self.spec = load_spec(
-            {"cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
-             "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4}}
-        )  # fmt: skip
+        self.asked: dict[str, Any] = {
+            "cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
+            "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4},
+        }  # fmt: skip
+        self.spec = load_spec(self.asked)
         self.known = Deployment(folder, self.spec, self.state)
         self._patch(monkeypatch)
         self._loop, self._database = MagicMock(), MagicMock()
@@ -253,7 +255,9 @@ def test_a_server_is_drained_ended_fenced_set_aside_and_started(
     ]  # fmt: skip
     assert cluster.done.count("reads files") == 2, "what others have asked for during the drain"
     folder = f"/data/{name}.replaced"
-    assert found == Replacement(name, (f"u-{name}",), f"new-{name}", set_aside=(folder,))
+    assert found == Replacement(
+        name, (f"u-{name}",), f"new-{name}", set_aside=(folder,), set_aside_on=("",)
+    )
     assert found.document()["set_aside"] == [folder]
 
 
@@ -455,7 +459,9 @@ def test_a_master_leaves_the_set_before_the_new_one_joins(cluster: Cluster) -> N
         "u-master-2 leaves the set", "master-2 joins",
     ]  # fmt: skip
     folder = "/data/master-2.replaced"
-    assert found == Replacement("master-2", ("u-master-2",), "new-master-2", set_aside=(folder,))
+    assert found == Replacement(
+        "master-2", ("u-master-2",), "new-master-2", set_aside=(folder,), set_aside_on=("",)
+    )
 
 
 @pytest.mark.parametrize("step", MASTER_STEPS)
@@ -475,6 +481,72 @@ def test_a_master_is_not_replaced_while_another_is_away(cluster: Cluster) -> Non
     with pytest.raises(RetryLater, match="do not live or are behind: master-3"):
         cluster.replace("master-2", timeout=0.0)
     cluster.masters = cluster.masters[:1]
+    assert "master-2" in cluster.live
+
+
+@pytest.fixture
+def places(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Machines that Ray has, where all servers of a kind are on machines of their own."""
+    cluster.spec = load_spec(
+        {**cluster.asked, "ray": {"address": "auto"}, "placement": {"label": "disk"}}
+    )
+    cluster.state = replace(cluster.state, machines={name: f"m{name[-1]}" for name in NAMES})
+    cluster.known = Deployment(cluster.known.home, cluster.spec, cluster.state)
+    live = {f"m{n}": f"10.0.0.{n}" for n in (1, 2, 3, 4, 5)}
+    monkeypatch.setattr(machines, "live_machines", lambda label: dict(live))
+    monkeypatch.setattr(machines, "live_racks", lambda label, rack: {})
+    for module in (replace_one, replace_master):
+        monkeypatch.setattr(module, "publish", lambda home, cluster: None)
+
+        def with_room(spec: Any, state: Any, name: str, among: list[str], racks: Any) -> str:
+            if not among:
+                raise Unavailable(name, "no machine can take it")
+            return among[-1]
+
+        monkeypatch.setattr(module, "machine_with_room", with_room)
+
+    def saved(state: ClusterState) -> None:
+        cluster.state = state
+        cluster.known = Deployment(cluster.known.home, cluster.spec, state)
+
+    monkeypatch.setattr(ClusterState, "save", saved)
+    return live
+
+
+@pytest.mark.parametrize("name", ["master-2", "tserver-2"])
+def test_a_folder_is_named_with_the_machine_that_it_is_on(
+    cluster: Cluster, places: dict[str, str], name: str
+) -> None:
+    """Not with that of the new server."""
+    told: list[str] = []
+    found = cluster.replace(name, elsewhere=True, progress=told.append)
+    assert (found.machine, found.set_aside_on) == ("m5", ("m2",))
+    folder = f"/data/{name}.replaced on m2"
+    assert found.folders() == [folder]
+    assert f"what {name} had is in {folder} now" in told
+
+
+def test_a_machine_is_looked_for_before_a_master_ends(
+    cluster: Cluster, places: dict[str, str]
+) -> None:
+    """At the beginning, and within the turn: the machine may go while others are waited for."""
+    before = dict(places)
+    for elsewhere, text in ((False, "say --elsewhere"), (True, "no machine can take it")):
+        for is_early in (True, False):
+            places.update(before)
+
+            def goes(elsewhere: bool = elsewhere) -> None:
+                for each in [m for m in places if elsewhere or m == "m2"]:
+                    del places[each]
+
+            cluster.in_turn = lambda: None
+            if is_early:
+                goes()
+            else:
+                cluster.in_turn = goes
+            with pytest.raises((InvalidArgument, Unavailable), match=text):
+                cluster.replace("master-2", elsewhere=elsewhere)
+    assert set(cluster.steps) == {"server replace master-2"}
     assert "master-2" in cluster.live
 
 
@@ -506,7 +578,7 @@ def test_the_command_asks_before_a_disk_is_given_up(
     """Unless it is told not to; nobody is asked for JSON. It says where the folders are."""
     database = MagicMock()
     folder = "/data/backup-2.replaced-20261201T093005Z"
-    found = Replacement("backup-2", ("old",), "new", set_aside=(folder,))
+    found = Replacement("backup-2", ("old",), "new", "b", (folder,), ("a",))
     database.replace_server.return_value = found
     monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
 
@@ -526,5 +598,5 @@ def test_the_command_asks_before_a_disk_is_given_up(
     code, out = typed("--yes")
     assert code == 0
     assert "backup-2 is a new server: new" in out
-    assert folder in out
+    assert f"{folder} on a, and may be deleted" in out, "not on b, where the new one is"
     assert database.replace_server.call_args.kwargs["drain"] is True
