@@ -41,6 +41,7 @@ from stelae.coordinator.apply.plan import TableIs
 from stelae.coordinator.apply.stops import refusals_of_stop
 from stelae.core.records.records import ServerKind
 from stelae.core.schema.durability import media_of
+from stelae.core.schema.own_tables import is_own_table
 
 QUIET_S = 10.0
 """Least seconds of silence after which a death is known to all owners."""
@@ -71,6 +72,11 @@ def kind_of(name: str) -> str:
 def known_as(status: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """All that the masters know under a name, and that is not fenced: one for each disk it had."""
     return [each for each in status["servers"] if each["id"] == name]
+
+
+def leaves(server: Mapping[str, Any]) -> bool:
+    """Whether a server is to leave, by its mark."""
+    return bool(server.get("retiring")) or server.get("status") == "decommissioned"
 
 
 def who_needs_disk(
@@ -161,7 +167,7 @@ class ReplaceAct(enum.StrEnum):
     START = "start"
     """Set its folder aside, and start a new server under its name."""
     TAKEN_BACK = "taken back"
-    """Somebody has ended the drain that this replacement began."""
+    """Somebody has ended the drain that had begun."""
     DONE = "done"
 
 
@@ -189,7 +195,7 @@ class ReplaceLook:
     quiet_s: float = QUIET_S
     drains: bool = True
     has_drained: bool = False
-    """This replacement has asked for the drain."""
+    """A drain has begun, by whomever."""
     unwell: str = ""
     """Why no server that serves may be ended just now."""
     in_memory: str = ""
@@ -256,7 +262,7 @@ def refusals_of_replacement(look: ReplaceLook) -> list[str]:
     live = look.live
     if live is None or look.kind == ServerKind.CAS_STORE.value or _is_drained(look, live):
         return found
-    if look.drains and _leaves(live):
+    if look.drains and leaves(live):
         return found  # the masters have agreed, and go on
     return found + (_cannot_drain(look, live) if look.drains else _cannot_stop(look, live))
 
@@ -288,12 +294,14 @@ def _cannot_drain(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
         return []
     if look.in_memory:
         return [look.in_memory]
-    others = {
-        each["uuid"]
-        for each in look.status["servers"]
-        if each["kind"] == look.kind and each["state"] == "live"
-        if not (each["uuid"] == live["uuid"] or each["retiring"] or each.get("maintenance"))
-    }
+    others = _others(look, live)
+    if not others and _tablets_left(look, live):
+        text = (
+            f"its {_left(look, live)} have nowhere to go, as there is no other tablet server that "
+            "lives and stays. Add a server (tservers.count and `stelae apply`)"
+        )
+        is_movable = not refusals_of_stop(live, look.status, look.tables)
+        return [f"{text}, or say --no-drain" if is_movable else text]
     for tablet in look.status["tablets"]:
         replicas = tablet.get("replicas", ())
         holders = {each["uuid"] for each in replicas if each["member"] != "none"}
@@ -304,6 +312,16 @@ def _cannot_drain(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
                 "then the new server gets copies from the others"
             ]
     return []
+
+
+def _others(look: ReplaceLook, server: Mapping[str, Any]) -> set[str]:
+    """UUIDs of other servers of its kind that live and stay."""
+    return {
+        each["uuid"]
+        for each in look.status["servers"]
+        if each["kind"] == look.kind and each["state"] == "live"
+        if not (each["uuid"] == server["uuid"] or each["retiring"] or each.get("maintenance"))
+    }
 
 
 def _cannot_stop(look: ReplaceLook, live: Mapping[str, Any]) -> list[str]:
@@ -354,7 +372,7 @@ def _of_live(look: ReplaceLook, live: Mapping[str, Any]) -> ReplaceStep:
         return ReplaceStep(ReplaceAct.END)
     if not look.drains:
         return _wait(look.unwell) if look.unwell else ReplaceStep(ReplaceAct.END)
-    if _leaves(live):
+    if leaves(live):
         return _wait(f"{_left(look, live)} are left")
     if look.has_drained:
         return ReplaceStep(ReplaceAct.TAKEN_BACK)
@@ -388,7 +406,7 @@ def _of_new(look: ReplaceLook) -> ReplaceStep:
 
 def _is_drained(look: ReplaceLook, server: Mapping[str, Any]) -> bool:
     """Whether a server was drained, and can have taken nothing since. R8."""
-    if not _leaves(server):
+    if not leaves(server):
         return False
     if look.kind == ServerKind.BACKUP.value:
         return bool(server["drained"])
@@ -399,11 +417,31 @@ def _left(look: ReplaceLook, server: Mapping[str, Any]) -> str:
     """How much a server still has, in words."""
     what = _WHAT.get(look.kind, "")
     if look.kind == ServerKind.TSERVER.value:
-        return f"{server['tablets'] + server['indexlets']} {what}"
+        return f"{_tablets_left(look, server)} {what}"
     if look.kind == ServerKind.BACKUP.value:
         return f"{server['segments']} {what}"
     held = server["timelines"] if server["state"] == "live" else 0
     return f"{max(look.logs_left, held or 0)} {what}"
+
+
+def _tablets_left(look: ReplaceLook, server: Mapping[str, Any]) -> int:
+    """Number of tablets and indexlets that a tserver has to be rid of.
+
+    Where no other could take them, tablets of Stelae's own tables that it owns do not count, as in
+    `stelae.coordinator.moves.leaving.owned_that_count`.
+    """
+    count = int(server["tablets"]) + int(server["indexlets"])
+    if _others(look, server):
+        return count
+    own = sum(_is_owned(tablet, server) for tablet in look.status["tablets"])
+    return max(0, count - own)
+
+
+def _is_owned(tablet: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
+    """Whether it is a tablet of Stelae's own that this process serves, without replicas."""
+    if not is_own_table(tablet["table"]) or tablet.get("replicas") or tablet["state"] != "running":
+        return False
+    return (tablet["leader"], tablet.get("address")) == (server["id"], server.get("address"))
 
 
 _WHAT = {
@@ -411,10 +449,6 @@ _WHAT = {
     ServerKind.BACKUP.value: "segments",
     ServerKind.SAFEKEEPER.value: "logs",
 }
-
-
-def _leaves(server: Mapping[str, Any]) -> bool:
-    return bool(server.get("retiring")) or server.get("status") == "decommissioned"
 
 
 def _wait(why: str) -> ReplaceStep:

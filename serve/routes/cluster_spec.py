@@ -131,7 +131,9 @@ class Operation(BaseModel):
     cancelled_by: str = Field(examples=[""])
     result: Document = Field(
         examples=[{}],
-        description="Of `server replace` that is done: `uuid`, `former`, `set_aside`, `machine`.",
+        description="Of `server replace` that is done: `uuid`, `former`, `set_aside`, "
+        "`set_aside_on` (the machine of each of these folders), `machine`; "
+        "`only_ended`: it has ended an earlier one that was interrupted, and replaced nothing.",
     )
 
 

@@ -9,6 +9,7 @@ The masters' set is its fence: a master that has left the set votes no more. Rul
   and then the new one is added. So a replacement that was interrupted goes on from the set and the
   actors alone: a name that is not in the set has no folder that anybody needs.
 - R4: it is done once the new master votes, and has all that is committed.
+- R5: the machine is there, and has room, before the process ends; by a look within the turn.
 
 Decisions §81.
 """
@@ -24,11 +25,11 @@ from typing import Any
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors
 from stelae.applying.one_server import Told, end_process, hand_over, wait_until
 from stelae.applying.processes import Deployment
-from stelae.applying.replacement import Replacement
+from stelae.applying.replacement import Replacement, placed
 from stelae.applying.replacing import empty_folders, machine_with_room
 from stelae.applying.steps import what_is_unwell
 from stelae.coordinator.apply.replaces import refusals_of_master
-from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.core.errors import InvalidArgument
 from stelae.deploy import launcher, machines
 from stelae.deploy.changed import ChangedCluster, masters_status
 from stelae.deploy.cluster_files import publish, refresh
@@ -48,15 +49,16 @@ def replace_master(
 ) -> Replacement:
     """Give a master's name to a new, empty one. Raises as `replace_server` of `replace_one`."""
     work = _ReplaceMaster(database, known, name, progress, deadline)
-    target = work.target() if elsewhere else ""
+    work.choose(elsewhere=elsewhere)  # before others wait for the turn
     while True:
         work.settle()
-        work.check()  # before others wait for the turn
+        work.check()
         with database.turn(f"server replace {name}") as sure:
             refresh(known.home, database.cluster)
             if work.unwell():  # R1
                 continue
             work.check()
+            target = work.choose(elsewhere=elsewhere)
             sure()
             found = work.carry_out(target)
         work.wait_whole(found.uuid)
@@ -78,17 +80,28 @@ class _ReplaceMaster:
         self._progress = progress
         self._deadline = deadline
 
-    def target(self) -> str:
-        """The machine for a new master that is to be elsewhere. Raises InvalidArgument,
-        Unavailable: there is none."""
-        spec, state = self._known.spec, self._known.state
+    def choose(self, *, elsewhere: bool) -> str:
+        """The machine for a new master that is to be elsewhere; empty: it stays where it is. R5.
+
+        Raises InvalidArgument, Unavailable: there is none, or its machine is away.
+        """
+        spec, state = self._known.spec, load_state(self._known.home)
         if spec.placement is None:
-            raise InvalidArgument("--elsewhere: all servers of this cluster are on one machine")
-        label = spec.placement.machine_label
-        machine = state.machines.get(self._name, "")
-        among = [each for each in machines.live_machines(label) if each != machine]
-        racks = machines.live_racks(label, spec.placement.rack_label)
-        return machine_with_room(spec, state, self._name, among, racks)
+            if elsewhere:
+                raise InvalidArgument("--elsewhere: all servers of this cluster are on one machine")
+            return ""
+        label, machine = spec.placement.machine_label, state.machines.get(self._name, "")
+        live = machines.live_machines(label)
+        if elsewhere:
+            racks = machines.live_racks(label, spec.placement.rack_label)
+            among = [each for each in live if each != machine]
+            return machine_with_room(spec, state, self._name, among, racks)
+        if machine not in live:
+            raise InvalidArgument(
+                f"{machines.described(label, machine)} of {self._name} is away: say --elsewhere, "
+                "and the new server starts on another machine"
+            )
+        return ""
 
     def check(self) -> None:
         """R2. Raises InvalidArgument: all reasons why not; nothing has changed."""
@@ -128,9 +141,10 @@ class _ReplaceMaster:
             hand_over(name, actor, self._progress)
             self._progress(f"{name} ends")
             end_process(self._known, name, actor)
+        where = self._plan().machine
         aside = self._set_aside(is_elsewhere=bool(target))
         for folder in aside:
-            self._progress(f"what {name} had is in {folder} now")
+            self._progress(f"what {name} had is in {placed(folder, where)} now")
         for uuid in former:
             self._progress(f"{name} leaves the set: {uuid}")
             remove_master(database, uuid, timeout=self._left_s)
@@ -140,7 +154,7 @@ class _ReplaceMaster:
         found = add_master(database, name, timeout=self._left_s)
         (uuid,) = [each["uuid"] for each in found if each["name"] == name]
         machine = load_state(self._known.home).machines.get(name, "")
-        return Replacement(name, former, uuid, machine, aside)
+        return Replacement(name, former, uuid, machine, aside, (where,) * len(aside))
 
     @property
     def _left_s(self) -> float:
@@ -171,10 +185,6 @@ class _ReplaceMaster:
         )
 
     def _move(self, target: str) -> None:
-        spec = self._known.spec
-        assert spec.placement is not None
-        if target not in machines.live_machines(spec.placement.machine_label):
-            raise Unavailable(self._name, f"machine {target} is away by now")
         state = load_state(self._known.home)
         replace(state, machines={**state.machines, self._name: target}).save()
         publish(self._known.home, self._database.cluster)

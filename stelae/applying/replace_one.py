@@ -36,7 +36,7 @@ from stelae.applying.one_server import (
 )
 from stelae.applying.processes import Deployment
 from stelae.applying.replace_master import replace_master
-from stelae.applying.replacement import Replacement
+from stelae.applying.replacement import Replacement, placed
 from stelae.applying.replacing import (
     empty_folders,
     has_lone_blobs,
@@ -54,6 +54,7 @@ from stelae.coordinator.apply.replaces import (
     former_of,
     kind_of,
     known_as,
+    leaves,
     next_of_replacement,
     quiet_s,
     refusals_of_replacement,
@@ -145,10 +146,13 @@ class _Replace:
         self.drains = True
         self.elsewhere = False
         self._former: tuple[str, ...] = ()
+        self._only_ended = False
         self._has_drained = False
+        """A drain has begun, by whomever."""
         self._target = ""
         """The machine that was chosen; empty: none yet."""
-        self._set_aside: list[str] = []
+        self._set_aside: list[tuple[str, str]] = []
+        """Folders, each with its machine."""
         self._waited: tuple[str, float] = ("", time.monotonic())
         """What is waited for, and since when."""
 
@@ -162,7 +166,8 @@ class _Replace:
                 f"the masters know no UUID of {self._name}, and it takes one to fence it: start it "
                 f"first (`stelae server start {self._name}`)"
             )
-        if not self._is_started():
+        self._only_ended = self._is_started()
+        if not self._only_ended:
             self._check_places()
         self._progress(f"{self._name} ({', '.join(self._former)}) is replaced")
         while True:
@@ -176,6 +181,8 @@ class _Replace:
                 )
             if step.act is ReplaceAct.WAIT:
                 self._pause(step.why)
+            elif time.monotonic() >= self._deadline:  # a turn would take no step
+                raise self._not_yet("the time is over")
             else:
                 self._take_turn()
 
@@ -197,6 +204,8 @@ class _Replace:
         if why := refusals_of_replacement(look):
             raise InvalidArgument(f"{self._name} is not replaced: {'; '.join(why)}")
         step = next_of_replacement(look)
+        if self.drains and look.live is not None and leaves(look.live):
+            self._has_drained = True  # by an earlier call, or by `stelae server retire`
         if step.act is ReplaceAct.WAIT and self.drains and look.live is not None:
             return replace(step, why=self._why_left(look, step.why))
         return step
@@ -347,10 +356,10 @@ class _Replace:
         """R3. The masters have never heard the new server: what is in its folders is not needed."""
         plan = self._known.plans[self._name]
         try:
-            self._set_aside += self._emptied(plan)
+            self._set_aside += _with_machine(self._emptied(plan), plan)
             if self.elsewhere:
                 plan = self._moved()
-                self._set_aside += empty_folders(plan)
+                self._set_aside += _with_machine(empty_folders(plan), plan)
             self._announce_and_add(plan)
         except NotEnoughServers:
             raise
@@ -359,7 +368,7 @@ class _Replace:
 
     def _announce_and_add(self, plan: ServerPlan) -> None:
         for folder in self._set_aside:
-            self._progress(f"what {self._name} had is in {folder} now")
+            self._progress(f"what {self._name} had is in {placed(*folder)} now")
         steps = Steps(
             *(self._database, self._known.spec, [plan], self._progress, self._start_deadline),
             home=self._known.home,
@@ -410,7 +419,9 @@ class _Replace:
         return Replacement(
             *(self._name, self._former, str(live[0]["uuid"]) if live else ""),
             machine=self._known.state.machines.get(self._name, ""),
-            set_aside=tuple(self._set_aside),
+            set_aside=tuple([folder for folder, _ in self._set_aside]),
+            set_aside_on=tuple([machine for _, machine in self._set_aside]),
+            only_ended=self._only_ended,
         )
 
     # ---- waiting ----------------------------------------------------------------------------
@@ -422,13 +433,20 @@ class _Replace:
             self._waited = why, now
         is_stuck = not self._has_drained and now - self._waited[1] > STUCK_S
         if now > self._deadline or is_stuck:
-            named = self._former[0] if self._former else self._name
-            raise RetryLater(
-                f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "
-                "where this was"
-            )
+            raise self._not_yet(why)
         self._progress(f"{self._name}: {why}")
         time.sleep(POLL_S)
+
+    def _not_yet(self, why: str) -> RetryLater:
+        named = self._former[0] if self._former else self._name
+        return RetryLater(
+            f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "
+            "where this was"
+        )
+
+
+def _with_machine(folders: Sequence[str], plan: ServerPlan) -> list[tuple[str, str]]:
+    return [(folder, plan.machine) for folder in folders]
 
 
 def _kept(spec: ClusterSpec, records: list[TableRecord]) -> Kept:

@@ -18,9 +18,23 @@ class Replacement:
     machine: str = ""
     """Where the new server is; empty: all servers are on one machine."""
     set_aside: tuple[str, ...] = ()
-    """Folders with what the former server had, on its machine. They may be deleted."""
+    """Folders with what the former server had, They may be deleted."""
+    set_aside_on: tuple[str, ...] = ()
+    """The machine of each of these folders; empty: all servers are on one machine."""
+    only_ended: bool = False
+    """Nothing was replaced: an earlier replacement, that was interrupted after its new server was
+    heard, is whole now. The same call again replaces the server once more."""
 
     def document(self) -> dict[str, Any]:
         """For programs."""
         found = asdict(self)
-        return {**found, "former": list(self.former), "set_aside": list(self.set_aside)}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
+
+    def folders(self) -> list[str]:
+        """Where what the former server had is, in words: folders, with their machines."""
+        return [placed(*each) for each in zip(self.set_aside, self.set_aside_on, strict=True)]
+
+
+def placed(folder: str, machine: str) -> str:
+    """Name a folder and its machine. Pure."""
+    return f"{folder} on {machine}" if machine else folder

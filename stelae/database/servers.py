@@ -135,9 +135,9 @@ class ServerOperations:
         and nothing lacks. A server that is dead is replaced only once nothing needs its disk. A
         configuration store is replaced where its rows are in PostgreSQL.
 
-        It may be interrupted at any moment, and goes on when it is called again. Once the new
-        server was heard, the former one's UUID as ``server`` only waits. ``progress`` is told of
-        each step.
+        It may be interrupted at any moment, and goes on when it is called again. If the new server
+        was heard by then, the call only waits for the end of that (`Replacement.only_ended`), and
+        with the former one's UUID as ``server`` in any case. ``progress`` is told of each step.
 
         Args:
             drain: False: end a server that lives without a drain, where others have all that it

@@ -390,8 +390,9 @@ def server_replace(
     and after two minutes of that the command ends. A configuration store is replaced only if its
     rows are in PostgreSQL. A master leaves the set, and the new one is added and gets its vote.
 
-    Interrupted, it goes on when it is given again. Once the new server was heard, the former UUID
-    as SERVER only waits for the end.
+    Interrupted, it goes on when it is given again. If the new server was heard by then, the command
+    only waits for the end of that, and says that it replaced nothing else. The former UUID as
+    SERVER does so in any case.
 
     \b
     stelae server replace backup-2
@@ -414,10 +415,17 @@ def server_replace(
         print_json(found.document())
         return
     show = make_console().print
-    show(f"{found.name} is a new server: {found.uuid}", markup=False, soft_wrap=True)
-    for folder in found.set_aside:
-        where_text = f" on {found.machine}" if found.machine and not elsewhere else ""
-        text = f"what the former one had is in {folder}{where_text}, and may be deleted"
+    if found.only_ended:
+        text = (
+            f"an earlier replacement of {found.name} is whole now; its new server is {found.uuid}. "
+            f"Nothing else was replaced: `stelae server replace {found.name}`, given again, "
+            "replaces it once more"
+        )
+    else:
+        text = f"{found.name} is a new server: {found.uuid}"
+    show(text, markup=False, soft_wrap=True)
+    for folder in found.folders():
+        text = f"what the former one had is in {folder}, and may be deleted"
         show(text, markup=False, soft_wrap=True)
 
 

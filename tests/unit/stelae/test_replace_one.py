@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -68,10 +69,11 @@ class Cluster:
         places = {f"master-{n}": f"127.0.0.1:70{n}" for n in (1, 2, 3)}
         self.masters = [{"name": name, "uuid": f"u-{name}"} for name in places]
         self.state = ClusterState("demo", str(folder), places)
-        self.spec = load_spec(
-            {"cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
-             "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4}}
-        )  # fmt: skip
+        self.asked: dict[str, Any] = {
+            "cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
+            "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4},
+        }  # fmt: skip
+        self.spec = load_spec(self.asked)
         self.known = Deployment(folder, self.spec, self.state)
         self._patch(monkeypatch)
         self._loop, self._database = MagicMock(), MagicMock()
@@ -253,7 +255,9 @@ def test_a_server_is_drained_ended_fenced_set_aside_and_started(
     ]  # fmt: skip
     assert cluster.done.count("reads files") == 2, "what others have asked for during the drain"
     folder = f"/data/{name}.replaced"
-    assert found == Replacement(name, (f"u-{name}",), f"new-{name}", set_aside=(folder,))
+    assert found == Replacement(
+        name, (f"u-{name}",), f"new-{name}", set_aside=(folder,), set_aside_on=("",)
+    )
     assert found.document()["set_aside"] == [folder]
 
 
@@ -267,7 +271,9 @@ def test_interrupted_anywhere_it_goes_on(cluster: Cluster, step: str, given: str
     cluster.dies_before = step
     with pytest.raises(Killed):
         cluster.replace("backup-2")
-    assert cluster.replace(given).uuid == "new-backup-2"
+    found = cluster.replace(given)
+    assert found.uuid == "new-backup-2"
+    assert found.only_ended is (step == "notes"), "else it is this call that has replaced it"
     steps = [each for each in cluster.steps if not each.startswith("server replace")]
     uuid = "u-backup-2"
     assert steps == [
@@ -275,6 +281,27 @@ def test_interrupted_anywhere_it_goes_on(cluster: Cluster, step: str, given: str
         f"notes {uuid}",
     ]  # fmt: skip
     assert list(cluster.fences) == [uuid], "the new server is not replaced as well"
+
+
+def test_another_disk_is_not_told_of_as_replaced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted replacement, whose end was never noted, is ended; the text says that it was
+    that one, and how the server is replaced once more."""
+    cluster.dies_before = "notes"
+    with pytest.raises(Killed):
+        cluster.replace("backup-2")
+    database = MagicMock()
+    database.replace_server = lambda server, **how: cluster.replace(server)
+    monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["server", "replace", "backup-2", "--yes"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "an earlier replacement of backup-2 is whole now; its new server is new-backup-2" in out
+    assert "Nothing else was replaced: `stelae server replace backup-2`, given again" in out
+    assert "backup-2 is a new server" not in out
+    assert cluster.uuids["backup-2"] == "new-backup-2"
 
 
 def test_success_is_not_told_by_a_leader_that_has_just_begun(cluster: Cluster) -> None:
@@ -321,6 +348,29 @@ def test_a_drain_that_somebody_takes_back_ends_it(cluster: Cluster) -> None:
     with pytest.raises(RetryLater, match=r"took its drain back .*`stelae apply`"):
         cluster.replace("tserver-2")
     assert "tserver-2" in cluster.live
+
+
+def test_a_drain_that_was_begun_before_is_never_stuck(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tablet may take long. It goes on as one of this call does, and may be taken back."""
+    monkeypatch.setattr(replace_one, "STUCK_S", -1.0)
+    cluster.retiring["u-tserver-2"] = None
+    cluster.has["tserver-2"] = 9
+    assert cluster.replace("tserver-2").uuid == "new-tserver-2"
+    assert "drains u-tserver-2" not in cluster.done
+    cluster.retiring["u-tserver-3"] = None
+    cluster.has["tserver-3"] = 9
+    looks = iter(range(9))
+
+    def taken_back(*_: Any) -> str:
+        if next(looks) > 1:
+            cluster.retiring.clear()
+        return "a tablet is left"
+
+    monkeypatch.setattr(replace_one._Replace, "_why_left", taken_back)
+    with pytest.raises(RetryLater, match="took its drain back"):
+        cluster.replace("tserver-3")
 
 
 def test_somebody_elses_change_is_named_at_once_and_waited_for_after_a_drain(
@@ -371,6 +421,19 @@ def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> 
     ]  # fmt: skip
 
 
+def test_without_time_no_turn_is_taken(cluster: Cluster) -> None:
+    """It ends with how it goes on; no step would be taken, however often the turn were."""
+
+    def again() -> None:
+        assert cluster.steps.count("server replace backup-2") == 1, "an endless loop"
+
+    cluster.in_turn = again
+    on = r"the time is over; `stelae server replace u-backup-2` goes on where this was"
+    with pytest.raises(RetryLater, match=on):
+        cluster.replace("backup-2", timeout=0.0)
+    assert cluster.done == []
+
+
 def test_what_is_no_server_of_the_spec_is_refused(cluster: Cluster) -> None:
     """With the ways that there are."""
     with pytest.raises(InvalidArgument, match="'nobody' is no server"):
@@ -396,7 +459,9 @@ def test_a_master_leaves_the_set_before_the_new_one_joins(cluster: Cluster) -> N
         "u-master-2 leaves the set", "master-2 joins",
     ]  # fmt: skip
     folder = "/data/master-2.replaced"
-    assert found == Replacement("master-2", ("u-master-2",), "new-master-2", set_aside=(folder,))
+    assert found == Replacement(
+        "master-2", ("u-master-2",), "new-master-2", set_aside=(folder,), set_aside_on=("",)
+    )
 
 
 @pytest.mark.parametrize("step", MASTER_STEPS)
@@ -416,6 +481,72 @@ def test_a_master_is_not_replaced_while_another_is_away(cluster: Cluster) -> Non
     with pytest.raises(RetryLater, match="do not live or are behind: master-3"):
         cluster.replace("master-2", timeout=0.0)
     cluster.masters = cluster.masters[:1]
+    assert "master-2" in cluster.live
+
+
+@pytest.fixture
+def places(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Machines that Ray has, where all servers of a kind are on machines of their own."""
+    cluster.spec = load_spec(
+        {**cluster.asked, "ray": {"address": "auto"}, "placement": {"label": "disk"}}
+    )
+    cluster.state = replace(cluster.state, machines={name: f"m{name[-1]}" for name in NAMES})
+    cluster.known = Deployment(cluster.known.home, cluster.spec, cluster.state)
+    live = {f"m{n}": f"10.0.0.{n}" for n in (1, 2, 3, 4, 5)}
+    monkeypatch.setattr(machines, "live_machines", lambda label: dict(live))
+    monkeypatch.setattr(machines, "live_racks", lambda label, rack: {})
+    for module in (replace_one, replace_master):
+        monkeypatch.setattr(module, "publish", lambda home, cluster: None)
+
+        def with_room(spec: Any, state: Any, name: str, among: list[str], racks: Any) -> str:
+            if not among:
+                raise Unavailable(name, "no machine can take it")
+            return among[-1]
+
+        monkeypatch.setattr(module, "machine_with_room", with_room)
+
+    def saved(state: ClusterState) -> None:
+        cluster.state = state
+        cluster.known = Deployment(cluster.known.home, cluster.spec, state)
+
+    monkeypatch.setattr(ClusterState, "save", saved)
+    return live
+
+
+@pytest.mark.parametrize("name", ["master-2", "tserver-2"])
+def test_a_folder_is_named_with_the_machine_that_it_is_on(
+    cluster: Cluster, places: dict[str, str], name: str
+) -> None:
+    """Not with that of the new server."""
+    told: list[str] = []
+    found = cluster.replace(name, elsewhere=True, progress=told.append)
+    assert (found.machine, found.set_aside_on) == ("m5", ("m2",))
+    folder = f"/data/{name}.replaced on m2"
+    assert found.folders() == [folder]
+    assert f"what {name} had is in {folder} now" in told
+
+
+def test_a_machine_is_looked_for_before_a_master_ends(
+    cluster: Cluster, places: dict[str, str]
+) -> None:
+    """At the beginning, and within the turn: the machine may go while others are waited for."""
+    before = dict(places)
+    for elsewhere, text in ((False, "say --elsewhere"), (True, "no machine can take it")):
+        for is_early in (True, False):
+            places.update(before)
+
+            def goes(elsewhere: bool = elsewhere) -> None:
+                for each in [m for m in places if elsewhere or m == "m2"]:
+                    del places[each]
+
+            cluster.in_turn = lambda: None
+            if is_early:
+                goes()
+            else:
+                cluster.in_turn = goes
+            with pytest.raises((InvalidArgument, Unavailable), match=text):
+                cluster.replace("master-2", elsewhere=elsewhere)
+    assert set(cluster.steps) == {"server replace master-2"}
     assert "master-2" in cluster.live
 
 
@@ -447,7 +578,7 @@ def test_the_command_asks_before_a_disk_is_given_up(
     """Unless it is told not to; nobody is asked for JSON. It says where the folders are."""
     database = MagicMock()
     folder = "/data/backup-2.replaced-20261201T093005Z"
-    found = Replacement("backup-2", ("old",), "new", set_aside=(folder,))
+    found = Replacement("backup-2", ("old",), "new", "b", (folder,), ("a",))
     database.replace_server.return_value = found
     monkeypatch.setattr(cli_servers, "open_cluster", lambda _: nullcontext(database))
 
@@ -467,5 +598,5 @@ def test_the_command_asks_before_a_disk_is_given_up(
     code, out = typed("--yes")
     assert code == 0
     assert "backup-2 is a new server: new" in out
-    assert folder in out
+    assert f"{folder} on a, and may be deleted" in out, "not on b, where the new one is"
     assert database.replace_server.call_args.kwargs["drain"] is True

@@ -21,6 +21,7 @@ from stelae.coordinator.apply.replaces import (
     refusals_of_replacement,
 )
 from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.own_tables import AUDIT_TABLE
 
 MEMBERS = {"safekeeper": 3, "tserver": 3}
 
@@ -349,6 +350,46 @@ def test_a_replica_that_has_nowhere_to_go_is_refused_before_the_drain() -> None:
     for marks in ({"retiring": True}, {"maintenance": True}, {"state": "dead"}):
         assert "nowhere to go" in refused(changed(more, "tserver-4", **marks))
     assert not refused(dead(look))
+
+
+def test_where_no_other_server_takes_its_tablets_a_drain_is_refused() -> None:
+    """Before it is marked: it would wait for ever. The text names the ways out that there are."""
+    owned = tablet(replicas=(), leader="tserver-2")
+    alone = look_at("tserver-2", tablets=[owned])
+    for marks in ({"retiring": True}, {"maintenance": True}, {"state": "dead"}):
+        look = changed(changed(alone, "tserver-1", **marks), "tserver-3", **marks)
+        text = refused(look)
+        assert "its 3 tablets have nowhere to go" in text
+        assert "`stelae apply`" in text
+        assert "--no-drain" not in text, "a stop is refused as well"
+        assert "--no-drain" in refused(with_status(look, tablets=[]))
+        for left in ({"tablets": 0, "indexlets": 1}, {"tablets": 1, "indexlets": 0}):
+            assert "nowhere to go" in refused(changed(look, "tserver-2", **left))
+        assert not refused(changed(look, "tserver-2", tablets=0, indexlets=0))
+        assert not refused(changed(alone, "tserver-1", **marks)), "tserver-3 takes them"
+
+
+def test_stelaes_own_tablets_count_where_another_server_takes_them() -> None:
+    """As for a retirement: else the only tablet server would never have nothing left."""
+    at = {"leader": "tserver-2", "table": AUDIT_TABLE, "replicas": ()}
+    look = look_at("tserver-2", tablets=[tablet(**at)])
+    look = changed(look, "tserver-2", tablets=1, indexlets=0, retiring=True)
+    assert waits(look) == "1 tablets are left"
+    alone = changed(changed(look, "tserver-1", state="dead"), "tserver-3", maintenance=True)
+    assert act(alone) is ReplaceAct.END
+    asked = changed(alone, "tserver-2", retiring=False)
+    assert not refused(asked)
+    assert act(asked) is ReplaceAct.DRAIN
+    others: list[dict[str, Any]] = [
+        {"table": "t"},
+        {"leader": "tserver-1"},
+        {"address": "another process"},
+        {"state": "recovering"},
+        {"replicas": tablet()["replicas"]},
+    ]
+    for other in others:
+        held = with_status(alone, tablets=[tablet(**{**at, **other})])
+        assert waits(held) == "1 tablets are left", other
 
 
 def test_rows_in_memory_alone_are_refused_both_ways() -> None:
