@@ -21,7 +21,14 @@ MUTANTS = [
     *mutants_of(
         "serve/gateway/guard.py",
         _LIMITED,
-        [("            await self._check_path(scope, principal)\n", "")],
+        [
+            ("            self._check_path(scope, principal)\n", ""),
+            (
+                "            self._audit.not_permitted("
+                "scope, principal.name, principal.role.value, str(error))\n",
+                "",
+            ),
+        ],
     ),
     *mutants_of(
         "serve/gateway/tokens.py",
@@ -81,12 +88,28 @@ MUTANTS = [
         [("                self._audit.refused(scope, str(error))\n", "                pass\n")],
     ),
     *mutants_of(
+        "serve/gateway/guard.py",
+        (
+            "tests/front/test_http_every_route.py::"
+            "test_every_change_of_admins_is_in_the_audit_log_and_no_read",
+        ),
+        [
+            ("    if request.state.method not in READS:\n", "    if True:\n"),
+            (
+                "        audit.not_permitted("
+                "asked, principal.name, principal.role.value, str(error))\n",
+                "",
+            ),
+        ],
+    ),
+    *mutants_of(
         "serve/gateway/audit.py",
         _AUDIT_FILES,
         [
             ("        os.ftruncate(descriptor, size_bytes)  # rule 1\n", ""),
             ('        line = b"\\n" + line  # rule 2\n', "        pass\n"),
-            (" and len(self._refused) >= MAX_SOURCES:", " and False:"),
+            (" and len(self._bad_tokens) >= MAX_SOURCES:", " and False:"),
+            (" and len(self._not_permitted) >= MAX_SOURCES:", " and False:"),
             ("        if known is None:\n", "        if True:\n"),
         ],
     ),
