@@ -7,16 +7,19 @@ Rules:
    whichever order, and however often, they are written.
 2. The table is made when its first row comes, with as many copies as the cluster's servers allow.
 3. Rows are deleted in pieces of `PIECE_ROWS`, the oldest first.
+4. Which rows are asked for, or go, is found in Arrow and in another thread: a table of a million
+   rows does not hold up the event loop, and only what is answered becomes Python rows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stelae.client.input.given import row_limit
 from stelae.client.table.table import AsyncTable
@@ -34,6 +37,7 @@ MAX_ENTRIES = 1000
 """Maximum entries of one answer."""
 PIECE_ROWS = 500
 """Maximum rows that are deleted at once."""
+_NEWEST_FIRST = [("time", "descending"), ("id", "descending")]
 _LAST = "\U0010ffff"
 """Sorts behind every text that goes on otherwise."""
 
@@ -102,9 +106,8 @@ class AuditCalls:
             terms.append(("time", "<=", edge[0]))
         # First which they are, by two columns, and then these alone as a whole.
         found = await table.scan(columns=["time", "id"], where=terms, timeout=timeout)
-        places = [key for key in _places(found) if edge is None or key < edge]
-        newest = sorted(heapq.nlargest(count, places))
-        rows = await table.get_many([key for _, key in newest], timeout=timeout)
+        newest = await asyncio.to_thread(_newest, found, edge, count)
+        rows = await table.get_many(newest, timeout=timeout)
         return sorted(rows.to_pylist(), key=lambda row: (row["time"], row["id"]))
 
     async def put_audit(
@@ -139,11 +142,9 @@ class AuditCalls:
         except TableNotFound:
             return 0
         found = await table.scan(columns=["time", "id"], timeout=timeout)
-        places = sorted(_places(found))
-        surplus = max(0, len(places) - max_rows)
-        doomed = [key for place, (at, key) in enumerate(places) if place < surplus or at < oldest]
+        doomed = await asyncio.to_thread(_doomed, found, oldest, max_rows)
         for start in range(0, len(doomed), PIECE_ROWS):
-            await table.delete(doomed[start : start + PIECE_ROWS], timeout=timeout)
+            await table.delete(doomed.slice(start, PIECE_ROWS).to_pylist(), timeout=timeout)
         return len(doomed)
 
     async def _made_audit_table(self, timeout_s: float) -> AsyncTable:
@@ -227,6 +228,26 @@ async def _edge(table: AsyncTable, before: str, timeout_s: float) -> tuple[datet
     return row["time"], before
 
 
-def _places(found: pa.Table) -> list[tuple[datetime.datetime, str]]:
-    pairs = zip(found.column("time").to_pylist(), found.column("id").to_pylist(), strict=True)
-    return list(pairs)
+def _newest(found: pa.Table, edge: tuple[datetime.datetime, str] | None, count: int) -> list[str]:
+    """Return the ids of the newest ``count`` rows that are older than the edge, in no order."""
+    if edge is not None:
+        at, ids = found.column("time"), found.column("id")
+        is_at_edge = pc.equal(at, _scalar(found, edge[0]))
+        is_before = pc.less(at, _scalar(found, edge[0]))
+        found = found.filter(pc.or_(is_before, pc.and_(is_at_edge, pc.less(ids, edge[1]))))
+    chosen = pc.select_k_unstable(found, k=count, sort_keys=_NEWEST_FIRST)
+    newest: list[str] = found.column("id").take(chosen).to_pylist()
+    return newest
+
+
+def _doomed(found: pa.Table, oldest: datetime.datetime, max_rows: int) -> pa.ChunkedArray:
+    """Return the ids of the rows from before ``oldest``, and of those that are older than the
+    newest ``max_rows``; the oldest first."""
+    is_kept = pc.greater_equal(found.column("time"), _scalar(found, oldest))
+    surplus = found.filter(is_kept).sort_by(_NEWEST_FIRST).slice(max_rows)
+    doomed = pa.concat_tables([found.filter(pc.invert(is_kept)), surplus])
+    return doomed.sort_by([(name, "ascending") for name, _ in _NEWEST_FIRST]).column("id")
+
+
+def _scalar(found: pa.Table, at: datetime.datetime) -> pa.Scalar:
+    return pa.scalar(at, found.schema.field("time").type)

@@ -186,8 +186,20 @@ MUTANTS = [
         "client/audit.py",
         _AUDIT_OLD,
         [
-            ("place < surplus or at < oldest", "at < oldest"),
-            ("place < surplus or at < oldest", "place < surplus"),
+            ("found.filter(pc.invert(is_kept)), surplus]", "surplus]"),
+            ("found.filter(pc.invert(is_kept)), surplus]", "found.filter(pc.invert(is_kept))]"),
+            (
+                "await asyncio.to_thread(_doomed, found, oldest, max_rows)",
+                "_doomed(found, oldest, max_rows)",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        ("tests/unit/client/test_audit_choice.py",),
+        [
+            ("pc.and_(is_at_edge, pc.less(ids, edge[1]))", "is_at_edge"),
+            ("pc.or_(is_before, pc.and_(is_at_edge, pc.less(ids, edge[1])))", "is_before"),
         ],
     ),
     *mutants_of(
