@@ -6,7 +6,8 @@ Rules:
    calls that have only begun are inserted where there is none. So the rows are the same in
    whichever order, and however often, they are written.
 2. The table is made when its first row comes, with as many copies as the cluster's servers allow.
-3. Rows are deleted in pieces of `PIECE_ROWS`, the oldest first.
+3. Rows are deleted in pieces of `PIECE_ROWS`, the oldest first. Refused requests have
+   one `REFUSED_SHARE` of the rows at most, so that no number of them displaces what was done.
 4. Which rows are asked for, or go, is found in Arrow and in another thread: a table of a million
    rows does not hold up the event loop, and only what is answered becomes Python rows.
 """
@@ -37,6 +38,8 @@ MAX_ENTRIES = 1000
 """Maximum entries of one answer."""
 PIECE_ROWS = 500
 """Maximum rows that are deleted at once."""
+REFUSED_SHARE = 5
+"""Refused requests have at most one of so many parts of the rows."""
 _NEWEST_FIRST = [("time", "descending"), ("id", "descending")]
 _LAST = "\U0010ffff"
 """Sorts behind every text that goes on otherwise."""
@@ -135,13 +138,13 @@ class AuditCalls:
     async def trim_audit(
         self, oldest: datetime.datetime, max_rows: int, *, timeout: float = CALL_TIMEOUT_S
     ) -> int:
-        """Delete the rows from before ``oldest``, and the oldest ones above ``max_rows`` (rule 3).
-        Returns how many. For Stelae itself."""
+        """Delete the rows from before ``oldest``, and the oldest ones above ``max_rows`` and above
+        the share of refused requests (rule 3). Returns how many. For Stelae itself."""
         try:
             table = (await self._audit_table()).for_stelae()
         except TableNotFound:
             return 0
-        found = await table.scan(columns=["time", "id"], timeout=timeout)
+        found = await table.scan(columns=["time", "id", "outcome"], timeout=timeout)
         doomed = await asyncio.to_thread(_doomed, found, oldest, max_rows)
         for start in range(0, len(doomed), PIECE_ROWS):
             await table.delete(doomed.slice(start, PIECE_ROWS).to_pylist(), timeout=timeout)
@@ -242,10 +245,14 @@ def _newest(found: pa.Table, edge: tuple[datetime.datetime, str] | None, count: 
 
 def _doomed(found: pa.Table, oldest: datetime.datetime, max_rows: int) -> pa.ChunkedArray:
     """Return the ids of the rows from before ``oldest``, and of those that are older than the
-    newest ``max_rows``; the oldest first."""
+    newest ``max_rows`` or, of refused requests, the newest of their share; the oldest first."""
     is_kept = pc.greater_equal(found.column("time"), _scalar(found, oldest))
-    surplus = found.filter(is_kept).sort_by(_NEWEST_FIRST).slice(max_rows)
-    doomed = pa.concat_tables([found.filter(pc.invert(is_kept)), surplus])
+    kept = found.filter(is_kept).sort_by(_NEWEST_FIRST)
+    is_refused = pc.equal(kept.column("outcome"), Outcome.REFUSED.value)
+    refused, others = kept.filter(is_refused), kept.filter(pc.invert(is_refused))
+    refused_rows = min(refused.num_rows, -(-max_rows // REFUSED_SHARE))
+    surplus = [refused.slice(refused_rows), others.slice(max_rows - refused_rows)]
+    doomed = pa.concat_tables([found.filter(pc.invert(is_kept)), *surplus])
     return doomed.sort_by([(name, "ascending") for name, _ in _NEWEST_FIRST]).column("id")
 
 

@@ -65,7 +65,7 @@ class Limits:
     audit_keep_s: float = 90 * 86400.0
     """Seconds for which the audit table keeps a call."""
     audit_rows: int = 50_000
-    """Maximum rows of the audit table; the oldest go."""
+    """Maximum rows of the audit table; the oldest go. Refused requests have a fifth of them."""
 
     @property
     def token_requests(self) -> int:

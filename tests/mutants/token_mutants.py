@@ -186,8 +186,8 @@ MUTANTS = [
         "client/audit.py",
         _AUDIT_OLD,
         [
-            ("found.filter(pc.invert(is_kept)), surplus]", "surplus]"),
-            ("found.filter(pc.invert(is_kept)), surplus]", "found.filter(pc.invert(is_kept))]"),
+            ("found.filter(pc.invert(is_kept)), *surplus]", "*surplus]"),
+            ("found.filter(pc.invert(is_kept)), *surplus]", "found.filter(pc.invert(is_kept))]"),
             (
                 "await asyncio.to_thread(_doomed, found, oldest, max_rows)",
                 "_doomed(found, oldest, max_rows)",
@@ -199,6 +199,7 @@ MUTANTS = [
         ("tests/unit/client/test_audit_choice.py",),
         [
             ("pc.and_(is_at_edge, pc.less(ids, edge[1]))", "is_at_edge"),
+            ("-(-max_rows // REFUSED_SHARE)", "max_rows"),
             ("pc.or_(is_before, pc.and_(is_at_edge, pc.less(ids, edge[1])))", "is_before"),
         ],
     ),
