@@ -26,7 +26,7 @@ from stelae.client.input.given import row_limit
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
 from stelae.core.records.records import ServerKind
-from stelae.core.schema.audit import AUDIT_KEY, AUDIT_SCHEMA, Outcome
+from stelae.core.schema.audit import AUDIT_KEY, AUDIT_SCHEMA, Outcome, has_audit_columns
 from stelae.core.schema.durability import Durability, replicas, segments
 from stelae.core.schema.own_tables import AUDIT_TABLE
 
@@ -166,11 +166,11 @@ class AuditCalls:
         """Raises TableNotFound; InvalidArgument: somebody has made a table of that name before it
         was Stelae's."""
         table = await self.table(AUDIT_TABLE)
-        kinds = {field.name: field.type for field in table.schema}
-        if table.key != (AUDIT_KEY,) or {f.name: f.type for f in AUDIT_SCHEMA} != kinds:
+        if not has_audit_columns(table.schema, table.key):
             raise InvalidArgument(
                 f"table {AUDIT_TABLE!r} has other columns than Stelae's audit log: an earlier "
-                "version let somebody make it. Rename it; calls stay in the gateways' files"
+                "version let somebody make it. Rename or drop it; until then calls stay in the "
+                "gateways' files"
             )
         return table
 

@@ -434,7 +434,9 @@ async def test_nobody_but_stelae_writes_to_the_table_or_drops_it(tmp_path: Path)
 async def test_a_table_of_that_name_with_other_columns_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version let anybody make one: it is not written to, and the answer says so."""
+    """An earlier version let anybody make one: it is not written to, and the answer says so. Once
+    it is renamed or dropped, Stelae's is made, and that one is protected."""
+    whole = ddl_tables.check_new_name
     monkeypatch.setattr(ddl_tables, "check_new_name", lambda *_: None)
     async with local_cluster(tmp_path / "c", tservers=1) as cluster:
         schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
@@ -442,10 +444,21 @@ async def test_a_table_of_that_name_with_other_columns_is_left_alone(
         log = AuditLog(tmp_path / "audit")
         await log.end(call(log, "/v1/tables/a"), 200, b"")
         copier = copier_of(log, cluster.database)
-        with pytest.raises(InvalidArgument, match="other columns"):
+        with pytest.raises(InvalidArgument, match="Rename or drop it"):
             await copier.turn()
-        await copier.close()
         assert await made.count() == 0
+        await made.rename("mine")
+        await cluster.database.create_table(AUDIT_TABLE, schema, key="id")
+        await cluster.database.delete_table(AUDIT_TABLE)
+        monkeypatch.setattr(ddl_tables, "check_new_name", whole)
+        mine = await cluster.database.table("mine")
+        await mine.upsert({"id": "x"})
+        await all_of(copier)
+        await copier.close()
+        assert [e["object"] for e in await cluster.database.audit()] == ["a"]
+        assert await mine.count() == 1
+        with pytest.raises(InvalidArgument, match=r"Stelae's own"):
+            await cluster.database.delete_table(AUDIT_TABLE)
 
 
 def servers_of(disks: int, tservers: int) -> dict[str, Any]:

@@ -219,9 +219,14 @@ MUTANTS = [
         [("    if order.new_name or not order.change.is_empty:", "    if False:")],
     ),
     *mutants_of(
-        "actors/master/client_requests.py",
+        "coordinator/ddl/tables.py",
         _AUDIT_OWN,
-        [('        check_users_table(order.name, "to delete it")\n', "")],
+        [('    check_not_own(name, table.schema, "to delete it")\n', "")],
+    ),
+    *mutants_of(
+        "core/schema/audit.py",
+        (f"{_TABLE}a_table_of_that_name_with_other_columns_is_left_alone",),
+        [("    if has_audit_columns(schema.arrow, schema.key):\n", "    if True:\n")],
     ),
     *mutants_of(
         "core/schema/schema.py",
