@@ -6,23 +6,27 @@ Rules:
    calls that have only begun are inserted where there is none. So the rows are the same in
    whichever order, and however often, they are written.
 2. The table is made when its first row comes, with as many copies as the cluster's servers allow.
-3. Rows are deleted in pieces of `PIECE_ROWS`, the oldest first.
+3. Rows are deleted in pieces of `PIECE_ROWS`, the oldest first. Refused requests have
+   one `REFUSED_SHARE` of the rows at most, so that no number of them displaces what was done.
+4. Which rows are asked for, or go, is found in Arrow and in another thread: a table of a million
+   rows does not hold up the event loop, and only what is answered becomes Python rows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stelae.client.input.given import row_limit
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
 from stelae.core.records.records import ServerKind
-from stelae.core.schema.audit import AUDIT_KEY, AUDIT_SCHEMA, Outcome
+from stelae.core.schema.audit import AUDIT_KEY, AUDIT_SCHEMA, Outcome, has_audit_columns
 from stelae.core.schema.durability import Durability, replicas, segments
 from stelae.core.schema.own_tables import AUDIT_TABLE
 
@@ -34,6 +38,9 @@ MAX_ENTRIES = 1000
 """Maximum entries of one answer."""
 PIECE_ROWS = 500
 """Maximum rows that are deleted at once."""
+REFUSED_SHARE = 5
+"""Refused requests have at most one of so many parts of the rows."""
+_NEWEST_FIRST = [("time", "descending"), ("id", "descending")]
 _LAST = "\U0010ffff"
 """Sorts behind every text that goes on otherwise."""
 
@@ -102,9 +109,8 @@ class AuditCalls:
             terms.append(("time", "<=", edge[0]))
         # First which they are, by two columns, and then these alone as a whole.
         found = await table.scan(columns=["time", "id"], where=terms, timeout=timeout)
-        places = [key for key in _places(found) if edge is None or key < edge]
-        newest = sorted(heapq.nlargest(count, places))
-        rows = await table.get_many([key for _, key in newest], timeout=timeout)
+        newest = await asyncio.to_thread(_newest, found, edge, count)
+        rows = await table.get_many(newest, timeout=timeout)
         return sorted(rows.to_pylist(), key=lambda row: (row["time"], row["id"]))
 
     async def put_audit(
@@ -132,18 +138,16 @@ class AuditCalls:
     async def trim_audit(
         self, oldest: datetime.datetime, max_rows: int, *, timeout: float = CALL_TIMEOUT_S
     ) -> int:
-        """Delete the rows from before ``oldest``, and the oldest ones above ``max_rows`` (rule 3).
-        Returns how many. For Stelae itself."""
+        """Delete the rows from before ``oldest``, and the oldest ones above ``max_rows`` and above
+        the share of refused requests (rule 3). Returns how many. For Stelae itself."""
         try:
             table = (await self._audit_table()).for_stelae()
         except TableNotFound:
             return 0
-        found = await table.scan(columns=["time", "id"], timeout=timeout)
-        places = sorted(_places(found))
-        surplus = max(0, len(places) - max_rows)
-        doomed = [key for place, (at, key) in enumerate(places) if place < surplus or at < oldest]
+        found = await table.scan(columns=["time", "id", "outcome"], timeout=timeout)
+        doomed = await asyncio.to_thread(_doomed, found, oldest, max_rows)
         for start in range(0, len(doomed), PIECE_ROWS):
-            await table.delete(doomed[start : start + PIECE_ROWS], timeout=timeout)
+            await table.delete(doomed.slice(start, PIECE_ROWS).to_pylist(), timeout=timeout)
         return len(doomed)
 
     async def _made_audit_table(self, timeout_s: float) -> AsyncTable:
@@ -162,11 +166,11 @@ class AuditCalls:
         """Raises TableNotFound; InvalidArgument: somebody has made a table of that name before it
         was Stelae's."""
         table = await self.table(AUDIT_TABLE)
-        kinds = {field.name: field.type for field in table.schema}
-        if table.key != (AUDIT_KEY,) or {f.name: f.type for f in AUDIT_SCHEMA} != kinds:
+        if not has_audit_columns(table.schema, table.key):
             raise InvalidArgument(
                 f"table {AUDIT_TABLE!r} has other columns than Stelae's audit log: an earlier "
-                "version let somebody make it. Rename it; calls stay in the gateways' files"
+                "version let somebody make it. Rename or drop it; until then calls stay in the "
+                "gateways' files"
             )
         return table
 
@@ -227,6 +231,30 @@ async def _edge(table: AsyncTable, before: str, timeout_s: float) -> tuple[datet
     return row["time"], before
 
 
-def _places(found: pa.Table) -> list[tuple[datetime.datetime, str]]:
-    pairs = zip(found.column("time").to_pylist(), found.column("id").to_pylist(), strict=True)
-    return list(pairs)
+def _newest(found: pa.Table, edge: tuple[datetime.datetime, str] | None, count: int) -> list[str]:
+    """Return the ids of the newest ``count`` rows that are older than the edge, in no order."""
+    if edge is not None:
+        at, ids = found.column("time"), found.column("id")
+        is_at_edge = pc.equal(at, _scalar(found, edge[0]))
+        is_before = pc.less(at, _scalar(found, edge[0]))
+        found = found.filter(pc.or_(is_before, pc.and_(is_at_edge, pc.less(ids, edge[1]))))
+    chosen = pc.select_k_unstable(found, k=count, sort_keys=_NEWEST_FIRST)
+    newest: list[str] = found.column("id").take(chosen).to_pylist()
+    return newest
+
+
+def _doomed(found: pa.Table, oldest: datetime.datetime, max_rows: int) -> pa.ChunkedArray:
+    """Return the ids of the rows from before ``oldest``, and of those that are older than the
+    newest ``max_rows`` or, of refused requests, the newest of their share; the oldest first."""
+    is_kept = pc.greater_equal(found.column("time"), _scalar(found, oldest))
+    kept = found.filter(is_kept).sort_by(_NEWEST_FIRST)
+    is_refused = pc.equal(kept.column("outcome"), Outcome.REFUSED.value)
+    refused, others = kept.filter(is_refused), kept.filter(pc.invert(is_refused))
+    refused_rows = min(refused.num_rows, -(-max_rows // REFUSED_SHARE))
+    surplus = [refused.slice(refused_rows), others.slice(max_rows - refused_rows)]
+    doomed = pa.concat_tables([found.filter(pc.invert(is_kept)), *surplus])
+    return doomed.sort_by([(name, "ascending") for name, _ in _NEWEST_FIRST]).column("id")
+
+
+def _scalar(found: pa.Table, at: datetime.datetime) -> pa.Scalar:
+    return pa.scalar(at, found.schema.field("time").type)

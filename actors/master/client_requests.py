@@ -79,7 +79,6 @@ from stelae.core.records.records import (
 )
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.schema.durability import Replicas, media_of
-from stelae.core.schema.own_tables import check_users_table
 from stelae.core.schema.schema import check_table_name
 
 KNOWS_ALL_AFTER_S = 30.0
@@ -198,7 +197,6 @@ class ClientRequests:
 
     async def _on_delete_table(self, call: Call[DeleteTable]) -> Reply[Empty]:
         order = call.body
-        check_users_table(order.name, "to delete it")
         coordinator = await self._master.barrier(call.timeout_s)
         if self._master.catalog.result_of(order.request) is not None:
             return EMPTY

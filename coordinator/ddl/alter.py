@@ -35,9 +35,9 @@ from stelae.core.messages.alter import AlterTable
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.records import ServerInfo, TableRecord, TableState, TabletRecord
 from stelae.core.schema.alter import altered, next_history
+from stelae.core.schema.audit import check_not_own
 from stelae.core.schema.durability import Durability, Replicas, checked
 from stelae.core.schema.indexes import IndexId
-from stelae.core.schema.own_tables import check_users_table
 from stelae.core.schema.schema import TableSchema
 
 Reporting: TypeAlias = Mapping[TabletId, Sequence[Seen]]
@@ -84,7 +84,7 @@ def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
     table = find_altered(catalog, order)
     check_edition(table, order.if_edition)
     if order.new_name or not order.change.is_empty:  # another durability is the operator's choice
-        check_users_table(table.name, "to rename it or to alter its columns")
+        check_not_own(table.name, table.schema, "to rename it or to alter its columns")
     changed = table
     if order.new_name:
         if order.new_name == table.name:

@@ -39,7 +39,7 @@ from stelae.core.records.records import (
 from stelae.core.records.replication import first_configuration
 from stelae.core.records.timelines import TimelineConfiguration
 from stelae.core.schema.alter import check_new_index
-from stelae.core.schema.audit import check_new_name
+from stelae.core.schema.audit import check_new_name, check_not_own
 from stelae.core.schema.durability import Replicas, checked
 from stelae.core.schema.schema import FIRST_KEY_SEED, TableSchema
 
@@ -150,11 +150,12 @@ def draft_delete(
     """The table and its tablets, marked deleted for ever.
 
     Raises:
-        TableNotFound, TableChanged: surely not deleted.
+        TableNotFound, TableChanged, InvalidArgument: surely not deleted.
     """
     table = catalog.find(name)
     if table is None or table.table_id != table_id:
         raise TableNotFound(name)
+    check_not_own(name, table.schema, "to delete it")
     check_edition(table, if_edition)
     tablets = catalog.tablets_of(table_id)
     successors = [catalog.successor_of(tablet.tablet_id) for tablet in tablets]

@@ -11,7 +11,7 @@ import enum
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema.own_tables import AUDIT_TABLE, is_own_table
+from stelae.core.schema.own_tables import AUDIT_TABLE, check_users_table, is_own_table
 from stelae.core.schema.schema import TableSchema, check_table_name
 
 AUDIT_KEY = "id"
@@ -55,6 +55,19 @@ def outcome_of(status: int) -> Outcome:
     if status < 400:
         return Outcome.DONE
     return Outcome.REFUSED if status < 500 else Outcome.FAILED
+
+
+def has_audit_columns(schema: pa.Schema, key: tuple[str, ...]) -> bool:
+    """Whether a table of these columns can be the audit table; any other of its name is a user's,
+    whom an earlier version let make it."""
+    kinds = {field.name: field.type for field in schema}
+    return key == (AUDIT_KEY,) and kinds == {field.name: field.type for field in AUDIT_SCHEMA}
+
+
+def check_not_own(name: str, schema: TableSchema, what: str) -> None:
+    """Raise `InvalidArgument` for the audit table. ``what``: what is refused, in words."""
+    if has_audit_columns(schema.arrow, schema.key):
+        check_users_table(name, what)
 
 
 def check_new_name(name: str, schema: pa.Schema, key: tuple[str, ...]) -> None:

@@ -1,8 +1,9 @@
 """Tables of Stelae's own: their reserved names. `stelae.core.schema.audit` has their columns.
 
 A new table of a name with `RESERVED` is refused, unless it is one of `OWN_TABLES` with exactly the
-columns that Stelae gives it. Masters neither drop nor rename such a table, nor alter its columns;
-clients refuse to write to it; the HTTP front shows its rows to admins alone.
+columns that Stelae gives it. Masters neither drop nor rename such a table, nor alter its columns,
+unless it has other ones, as from an earlier version that let users make it. Clients refuse to write
+to it; the HTTP front shows its rows to admins alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """The audit log: who asked for what only admins may do, and what came of it; and bad tokens.
 
-Two lines of JSON for each call: ``begun`` before anything is done, ``answered`` before the answer
-goes out, on disk by then. A call that has only the first one was cut off, and may have been carried
-out. Refusals are in it too. Tokens are not, no rows, and no passwords in URLs. Replicas on one node
-share one file, which is set aside when it is large; a few are kept. (design §12)
+Two lines of JSON for each call of an admin that is no read: ``begun`` before anything is done,
+``answered`` before the answer goes out, on disk by then. A call that has only the first one was cut
+off, and may have been carried out. What others are refused is counted. Tokens are not in it, no
+rows, and no passwords in URLs. Replicas on one node share one file, which is set aside when it is
+large; a few are kept. (design §12)
 
 Rules:
 
 1. A line is in the file as a whole, or the call is refused: a piece of a line is taken back.
 2. A line begins on a line of its own, also after a loss of power that has torn the last one.
-3. Requests that are refused for their token are counted by source, and written once a minute: they
-   cannot fill the files. Writing of them never raises.
+3. Requests that are refused for their token are counted, and written once a minute: bad tokens by
+   source, those that may not do it by token. So whoever is refused writes at most one short line a
+   minute for each counter, however often he asks. Writing of them never raises.
 
 `stelae.serve.gateway.audit_copier` brings the lines into the table `_stelae.audit`.
 """
@@ -49,9 +51,12 @@ BODY_BYTES = 1000
 PATH_CHARS = 1000
 """Maximum characters of a path that is noted."""
 REFUSED_S = 60.0
-"""Seconds between two lines about refused tokens of one source."""
+"""Seconds between two lines about refused requests of one source, or of one token."""
+REFUSED_CHARS = 200
+"""Maximum characters of a path, and of a query, of a refused request that are noted."""
 MAX_SOURCES = 64
-"""Maximum sources that are counted apart; all further ones are counted together."""
+"""Maximum sources that are counted apart, and maximum tokens; all further ones of either kind are
+counted together."""
 OTHERS = "others"
 _IN_TEXT = r"""(?:[^\s"'\\]|\\.)*"""
 _USERINFO = re.compile(rf"(:(?:\\?/){{2}}){_IN_TEXT}(?:@|\\u0040)")
@@ -95,10 +100,11 @@ class AuditEntry:
 
 @dataclass(slots=True)
 class _Refused:
-    """Requests of one source that were refused for their token since ``since`` (monotonic)."""
+    """Requests of one source or token that were refused since ``since`` (monotonic)."""
 
     since: float
     entry: AuditEntry
+    status: int
     why: str = ""
     calls: int = 0
     """Those that no line has yet."""
@@ -117,13 +123,15 @@ class AuditLog:
         self.folder = None if folder is None else Path(folder)
         self.gateway = gateway
         self._monotonic = monotonic
-        self._refused: dict[str, _Refused] = {}
+        self._bad_tokens: dict[str, _Refused] = {}
         """By source; at most `MAX_SOURCES` and `OTHERS`."""
+        self._not_permitted: dict[str, _Refused] = {}
+        """By token; at most `MAX_SOURCES` and `OTHERS`."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def begin(self, scope: Scope, token: str, role: str) -> AuditEntry:
-        """A call is about to be carried out, or refused for its role.
+        """A call of an admin is about to be carried out.
 
         Raises RetryLater: it cannot be noted, so it is not done.
         """
@@ -150,47 +158,61 @@ class AuditLog:
 
     def refused(self, scope: Scope, why: str) -> None:
         """Note that a request was refused for its token: at once, or in the source's next line."""
-        entry = self._entry(scope, "", "")
-        source = entry.client
-        if source not in self._refused and len(self._refused) >= MAX_SOURCES:
-            source = entry.client = OTHERS
-        known = self._refused.get(source)
+        entry = self._entry(scope, "", "", REFUSED_CHARS)
+        if entry.client not in self._bad_tokens and len(self._bad_tokens) >= MAX_SOURCES:
+            entry.client = OTHERS
+        self._count(self._bad_tokens, entry.client, _Refused(self._monotonic(), entry, 401, why))
+
+    def not_permitted(self, scope: Scope, token: str, role: str, why: str) -> None:
+        """Note that a good token may not do that: at once, or in the token's next line."""
+        entry = self._entry(scope, token, role, REFUSED_CHARS)
+        if token not in self._not_permitted and len(self._not_permitted) >= MAX_SOURCES:
+            entry.token, entry.role = OTHERS, ""
+        why = why[:BODY_BYTES]
+        self._count(self._not_permitted, entry.token, _Refused(self._monotonic(), entry, 403, why))
+
+    def _count(self, counted: dict[str, _Refused], name: str, refused: _Refused) -> None:
+        known = counted.get(name)
         if known is None:
-            self._refused[source] = _Refused(self._monotonic(), entry)
-            self._write_refused(entry, why, 1)
+            counted[name] = refused
+            self._write_refused(refused, 1)
         else:
-            known.entry, known.why = entry, why
+            known.entry, known.why = refused.entry, refused.why
             known.calls += 1
         self.flush_refused()
 
     def flush_refused(self, *, all_of_them: bool = False) -> None:
-        """Write how many were refused, of each source whose minute is over. Never raises."""
+        """Write how many were refused, of each source and token whose minute is over. Never
+        raises."""
         due = self._monotonic() - REFUSED_S
-        for source, known in list(self._refused.items()):
-            if not all_of_them and known.since > due:
-                continue
-            if known.calls:
-                self._write_refused(known.entry, known.why, known.calls)
-                known.since, known.calls = self._monotonic(), 0
-            else:
-                del self._refused[source]
+        for counted in (self._bad_tokens, self._not_permitted):
+            for name, known in list(counted.items()):
+                if not all_of_them and known.since > due:
+                    continue
+                if known.calls:
+                    self._write_refused(known, known.calls)
+                    known.since, known.calls = self._monotonic(), 0
+                else:
+                    del counted[name]
 
-    def _write_refused(self, entry: AuditEntry, why: str, calls: int) -> None:
-        document = entry.document("refused", status=401, calls=calls, body=why)
+    def _write_refused(self, refused: _Refused, calls: int) -> None:
+        document = refused.entry.document(
+            "refused", status=refused.status, calls=calls, body=refused.why
+        )
         try:
             self._write(document, sync=False)
         except OSError as error:
             line = msgspec.json.encode(document).decode()
             logger.error("the audit log cannot be written: %s: %s", error, line)
 
-    def _entry(self, scope: Scope, token: str, role: str) -> AuditEntry:
+    def _entry(self, scope: Scope, token: str, role: str, chars: int = PATH_CHARS) -> AuditEntry:
         client = scope.get("client") or ("",)
         return AuditEntry(
             token,
             role,
             scope["method"],
-            scope["path"][:PATH_CHARS],
-            scope.get("query_string", b"")[:PATH_CHARS].decode("ascii", "replace"),
+            scope["path"][:chars],
+            scope.get("query_string", b"")[:chars].decode("ascii", "replace"),
             str(client[0]),
             self.gateway,
         )

@@ -65,7 +65,7 @@ class Limits:
     audit_keep_s: float = 90 * 86400.0
     """Seconds for which the audit table keeps a call."""
     audit_rows: int = 50_000
-    """Maximum rows of the audit table; the oldest go."""
+    """Maximum rows of the audit table; the oldest go. Refused requests have a fifth of them."""
 
     @property
     def token_requests(self) -> int:
@@ -120,7 +120,7 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             principal = await self._authenticate(scope, headers)
-            await self._check_path(scope, principal)
+            self._check_path(scope, principal)
             self._admit(scope, headers, principal)
             account = _TokenAccount(self, principal.name)
             body = ArrivingBody(account, headers, receive, self._clock)
@@ -155,13 +155,12 @@ class Guard:
             raise NotAuthenticated("the header Authorization must begin with Bearer")
         return await self._tokens.verify(rest.strip())
 
-    async def _check_path(self, scope: Scope, principal: Principal) -> None:
+    def _check_path(self, scope: Scope, principal: Principal) -> None:
         """Raise `NotPermitted`, once it is noted, unless the token is good for the path."""
         try:
             principal.check_path(path_of(scope))
-        except NotPermitted:
-            entry = self._audit.begin(scope, principal.name, principal.role.value)
-            await self._audit.end(entry, 403, b"")
+        except NotPermitted as error:
+            self._audit.not_permitted(scope, principal.name, principal.role.value, str(error))
             raise
 
     def _admit(self, scope: Scope, headers: Headers, principal: Principal) -> None:
@@ -271,16 +270,24 @@ def _basic_password(text: str) -> str:
 
 
 def require(request: Request, role: Role) -> Principal:
-    """Who asks, if that is enough for the role; what only admins may do is noted first.
+    """Who asks, if that is enough for the role. What only admins may do is noted first unless it
+    is a read, and whoever else asks for it.
 
-    Raises `NotPermitted`.
+    Raises `NotPermitted`; RetryLater: it cannot be noted, so it is not done.
     """
     principal = principal_of(request)
-    if role is Role.ADMIN:
-        audit: AuditLog = request.state.audit
-        asked = {**request.scope, "method": request.state.method}
+    if role is not Role.ADMIN:
+        principal.check(role)
+        return principal
+    audit: AuditLog = request.state.audit
+    asked = {**request.scope, "method": request.state.method}
+    try:
+        principal.check(role)
+    except NotPermitted as error:
+        audit.not_permitted(asked, principal.name, principal.role.value, str(error))
+        raise
+    if request.state.method not in READS:
         request.state.audited = audit.begin(asked, principal.name, principal.role.value)
-    principal.check(role)
     return principal
 
 

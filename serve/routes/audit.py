@@ -71,7 +71,8 @@ async def audit(
         str, Query(max_length=100, description="The id of an entry: only older ones.")
     ] = "",
 ) -> Response:
-    """Calls that only admins may make, refusals too, the newest last. Needs the role `admin`.
+    """Calls that only admins may make, without reads, and requests that were refused for their
+    token, the newest last. Needs the role `admin`.
 
     An entry is there about a second after the call was answered. For older ones give the `id` of
     the first entry as `before`.

@@ -21,7 +21,14 @@ MUTANTS = [
     *mutants_of(
         "serve/gateway/guard.py",
         _LIMITED,
-        [("            await self._check_path(scope, principal)\n", "")],
+        [
+            ("            self._check_path(scope, principal)\n", ""),
+            (
+                "            self._audit.not_permitted("
+                "scope, principal.name, principal.role.value, str(error))\n",
+                "",
+            ),
+        ],
     ),
     *mutants_of(
         "serve/gateway/tokens.py",
@@ -81,12 +88,28 @@ MUTANTS = [
         [("                self._audit.refused(scope, str(error))\n", "                pass\n")],
     ),
     *mutants_of(
+        "serve/gateway/guard.py",
+        (
+            "tests/front/test_http_every_route.py::"
+            "test_every_change_of_admins_is_in_the_audit_log_and_no_read",
+        ),
+        [
+            ("    if request.state.method not in READS:\n", "    if True:\n"),
+            (
+                "        audit.not_permitted("
+                "asked, principal.name, principal.role.value, str(error))\n",
+                "",
+            ),
+        ],
+    ),
+    *mutants_of(
         "serve/gateway/audit.py",
         _AUDIT_FILES,
         [
             ("        os.ftruncate(descriptor, size_bytes)  # rule 1\n", ""),
             ('        line = b"\\n" + line  # rule 2\n', "        pass\n"),
-            (" and len(self._refused) >= MAX_SOURCES:", " and False:"),
+            (" and len(self._bad_tokens) >= MAX_SOURCES:", " and False:"),
+            (" and len(self._not_permitted) >= MAX_SOURCES:", " and False:"),
             ("        if known is None:\n", "        if True:\n"),
         ],
     ),
@@ -163,8 +186,21 @@ MUTANTS = [
         "client/audit.py",
         _AUDIT_OLD,
         [
-            ("place < surplus or at < oldest", "at < oldest"),
-            ("place < surplus or at < oldest", "place < surplus"),
+            ("found.filter(pc.invert(is_kept)), *surplus]", "*surplus]"),
+            ("found.filter(pc.invert(is_kept)), *surplus]", "found.filter(pc.invert(is_kept))]"),
+            (
+                "await asyncio.to_thread(_doomed, found, oldest, max_rows)",
+                "_doomed(found, oldest, max_rows)",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "client/audit.py",
+        ("tests/unit/client/test_audit_choice.py",),
+        [
+            ("pc.and_(is_at_edge, pc.less(ids, edge[1]))", "is_at_edge"),
+            ("-(-max_rows // REFUSED_SHARE)", "max_rows"),
+            ("pc.or_(is_before, pc.and_(is_at_edge, pc.less(ids, edge[1])))", "is_before"),
         ],
     ),
     *mutants_of(
@@ -183,9 +219,14 @@ MUTANTS = [
         [("    if order.new_name or not order.change.is_empty:", "    if False:")],
     ),
     *mutants_of(
-        "actors/master/client_requests.py",
+        "coordinator/ddl/tables.py",
         _AUDIT_OWN,
-        [('        check_users_table(order.name, "to delete it")\n', "")],
+        [('    check_not_own(name, table.schema, "to delete it")\n', "")],
+    ),
+    *mutants_of(
+        "core/schema/audit.py",
+        (f"{_TABLE}a_table_of_that_name_with_other_columns_is_left_alone",),
+        [("    if has_audit_columns(schema.arrow, schema.key):\n", "    if True:\n")],
     ),
     *mutants_of(
         "core/schema/schema.py",

@@ -114,6 +114,38 @@ def test_refused_tokens_are_counted_by_source_once_a_minute(tmp_path: Path) -> N
     assert len(found) == 2 + 2 * (MAX_SOURCES + 1)
 
 
+def test_what_tokens_may_not_do_is_counted_by_token_once_a_minute(tmp_path: Path) -> None:
+    """However often one asks, from wherever: so it cannot push what others did out of the files.
+    Bad tokens leave these counters alone, and the other way round."""
+    now = 0.0
+    log = AuditLog(tmp_path, "one", monotonic=lambda: now)
+
+    def refused(token: str, times: int) -> None:
+        for number in range(times):
+            path = "/" + "x" * 5000
+            scope = {"method": "PUT", "path": path, "client": (f"10.0.0.{number}", 1)}
+            log.not_permitted(scope, token, "read", "this needs admin" + "x" * 5000)
+
+    for number in range(MAX_SOURCES + 1):
+        log.refused({**SCOPE, "client": (f"10.1.0.{number}", 1)}, "this token is not known")
+    (tmp_path / "http.jsonl").write_bytes(b"")
+    refused("ada", 50_000)
+    (first,) = noted(tmp_path)
+    shown = (first["token"], first["role"], first["calls"], first["status"], first["client"])
+    assert shown == ("ada", "read", 1, 403, "10.0.0.0")
+    assert len((tmp_path / "http.jsonl").read_bytes()) < 2500
+    now = REFUSED_S
+    log.flush_refused()
+    assert [e["calls"] for e in noted(tmp_path)] == [1, 49_999]
+    for number in range(1000):
+        refused(f"t{number}", 2)
+    log.flush_refused(all_of_them=True)
+    found = noted(tmp_path)
+    assert sum(e["calls"] for e in found) == 50_000 + 2000
+    assert len(found) == 2 + 2 * MAX_SOURCES
+    assert (found[-1]["token"], found[-1]["role"]) == ("others", "")
+
+
 def test_a_refused_token_is_refused_though_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +158,8 @@ def test_a_refused_token_is_refused_though_nothing_can_be_written(
     monkeypatch.setattr("stelae.serve.gateway.audit._append", full)
     log.refused(SCOPE, "this token is not known")
     assert "this token is not known" in caplog.text
+    log.not_permitted(SCOPE, "ada", "read", "this needs admin")
+    assert "this needs admin" in caplog.text
 
 
 async def test_a_line_is_there_as_a_whole_or_the_call_is_refused(
