@@ -13,9 +13,41 @@ _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
 _FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
 _HELD = ("tests/simulation/recovery/test_lost_backups.py",)
 _REFUSED = ("tests/unit/actors/test_refused_servers.py",)
+_AROUND = ("tests/unit/serve/test_around.py",)
 _SHELL = ("tests/unit/stelae/test_replacing.py",)
 
 MUTANTS = [
+    *mutants_of(
+        "stelae/spec_host.py",
+        ("tests/unit/stelae/test_spec_operations.py",),
+        [
+            ("if not (takes_back and names & self._leaving):", "if True:"),
+            (" and names & self._leaving):", " and self._leaving):"),
+            ('verb == "retire" and options["cancel"]', 'verb == "retire"'),
+            ("            self._leaving = frozenset()\n            work", "            work"),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/around.py",
+        _AROUND,
+        [
+            ("        except Exception as error:", "        except StelaeError as error:"),
+            ("begins = self._asking is None and", "begins ="),
+            ('"stopped": [], "away": {**_NOBODY, "problem": text}', '"away": {"problem": text}'),
+            ("        if age_s <= OLDEST_S:\n", "        if True:\n"),
+            ("timeout=max(0.0, left_s)", "timeout=left_s + 3600.0"),
+        ],
+    ),
+    *mutants_of(
+        "actors/ray_host/host.py",
+        ("tests/unit/actors/ray_host/test_hosts.py",),
+        [
+            (
+                "        except ValueError:  # it ended since",
+                "        except OSError:  # it ended since",
+            )
+        ],
+    ),
     *mutants_of(
         "coordinator/apply/away.py",
         _DECIDED,

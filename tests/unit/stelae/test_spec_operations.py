@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,10 +15,12 @@ import pytest
 import ray
 
 from stelae import spec_host
+from stelae.actors.ray_host.kept_files import read_files
 from stelae.applying import spec_operations
 from stelae.applying.replacement import Replacement
 from stelae.applying.replacing import Replacing
 from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -24,7 +29,8 @@ from stelae.core.errors import (
     RetryLater,
     Unavailable,
 )
-from stelae.deploy import machines
+from stelae.deploy import cluster_files, launcher, machines
+from stelae.deploy.asked import keep_spec
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
 from stelae.spec_host import SpecHost
 
@@ -146,7 +152,7 @@ class Servers:
         return {"replaced": [{"uuid": "former"}]}
 
     def servers(self) -> list[dict[str, Any]]:
-        return [{"name": "tserver-1", "uuid": "u1"}]
+        return [{"name": "tserver-1", "uuid": "u1"}, {"name": "tserver-2", "uuid": "u2"}]
 
     def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
         progress("2 tablets are left")
@@ -156,7 +162,8 @@ class Servers:
         self.done.append((server, how))
         return Replacement("tserver-1", ("u1",), "u2", set_aside=("/d/tserver-1.replaced",))
 
-    def retire_server(self, server: str, *, cancel: bool, progress: Any) -> None:
+    def retire_server(self, server: str, *, wait: bool, cancel: bool, progress: Any) -> None:
+        assert not wait, "the masters drain it, and hold no operation for that"
         progress(MagicMock(replicas=1, tablets=0, indexlets=0, segments=0, logs=0, problem=""))
         self.done.append((server, cancel))
 
@@ -203,6 +210,36 @@ def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPat
     host.cancel(again, "eve")
     database.goes_on.set()
     assert ended(host, again)["state"] == "cancelled"
+
+
+def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By name or UUID, beside the replacement that waits for it, for hours perhaps. Nothing else
+    passes: no other server's, no other command, and nothing beside an apply."""
+    database = Servers()
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    host = SpecHost("demo", "data")
+    back = {"cancel": True}
+    begun = host.begin_server("replace", "tserver-1", {"drain": True, "elsewhere": False}, "ada")
+    assert database.looked.wait(10.0)
+    for called in ("u1", "tserver-1"):
+        told = ended(host, host.begin_server("retire", called, back, "eve")["id"])
+        assert (told["state"], database.done[-1]) == ("done", (called, True))
+    for verb, server, options in (
+        ("retire", "tserver-2", back),
+        ("retire", "tserver-1", {"cancel": False}),
+        ("start", "tserver-1", {}),
+    ):
+        with pytest.raises(AlreadyRunning, match="server replace tserver-1, by ada"):
+            host.begin_server(verb, server, options, "eve")
+    database.goes_on.set()
+    assert ended(host, begun["id"])["state"] == "done"
+    monkeypatch.setattr(SpecHost, "plan", lambda _, spec: {"steps": [], "refused": []})
+    monkeypatch.setattr(SpecHost, "_run", lambda *_: None)
+    host.begin({}, "ada", "")
+    with pytest.raises(AlreadyRunning, match="apply, by ada"):
+        host.begin_server("retire", "tserver-1", back, "eve")
 
 
 def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +332,59 @@ def test_an_actor_of_an_older_version_is_told_of(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: {"apply": old})
     with pytest.raises(Unavailable, match="older version, which replaces no servers"):
         ask_away("demo", 0.1)
+
+
+SPEC = """
+apiVersion: stelae/v1
+kind: Cluster
+cluster: demo
+data_dir: DATA
+masters: {count: 3}
+backups: {count: 2}
+tservers: {count: 2}
+safekeepers: {count: 3}
+"""
+
+
+@pytest.mark.parametrize("has_home", [False, True])
+async def test_who_is_stopped_is_known_without_a_file_written(
+    has_home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the newest files, of servers or of the data_dir: neither the cluster's secret nor anything
+    else is put into another folder, and the data_dir is read only."""
+    data, here = tmp_path / "data", tmp_path / "here"
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("DATA", str(data)))
+    spec = load_spec(tmp_path / "spec.yaml")
+    state, lock = launcher.prepare(spec)
+    state.save()
+    keep_spec(data, spec, is_done=True, by="ada")
+    lock.release()
+    files = read_files(data)
+    assert files is not None
+    assert launcher.server_names(spec, state.masters) == [
+        plan.name for plan in launcher.plans(spec, state)
+    ]
+    if not has_home:
+        shutil.rmtree(data)
+
+    def on_disk() -> dict[str, int]:
+        return {str(each): each.stat().st_mtime_ns for each in tmp_path.rglob("*")}
+
+    before = on_disk()
+    told = None if has_home else files
+    monkeypatch.setattr(cluster_files, "newest_files", lambda cluster: told)
+    actors = {"master-1": 1, "master-2": 1, "tserver-1": 1, "backup-2": 1, "safekeeper-1": 1}
+    monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: actors)
+    monkeypatch.setattr(tempfile, "tempdir", str(here))  # it is not there: nothing can be made
+    found = await RaySpecs("demo", str(data)).around()
+    missing = ["master-3", "backup-1", "safekeeper-2", "safekeeper-3", "tserver-2"]
+    assert found == {"stopped": missing, "away": None, "spread": None}
+    assert on_disk() == before
+
+
+async def test_a_ray_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what cannot be reached."""
+    broken = MagicMock(side_effect=ray.exceptions.RaySystemError("the head is away"))
+    monkeypatch.setattr(spec_operations, "cluster_actors", broken)
+    with pytest.raises(Unavailable, match="the head is away"):
+        await SPECS.around()
