@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from stelae.actors.ray_host import host as ray_host
 from stelae.actors.ray_host.host import ServerHost, ServerPlan
@@ -155,8 +156,8 @@ def test_an_actor_that_ends_while_actors_are_listed_is_none_of_them(
             raise ValueError(f"Failed to look up actor with name {name!r} in {namespace}")
         return f"handle of {name}"
 
-    monkeypatch.setattr(ray_host.ray.util, "list_named_actors", lambda **_: listed)
-    monkeypatch.setattr(ray_host.ray, "get_actor", get_actor)
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda **_: listed)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
     assert ray_host.cluster_actors("c") == {
         "backup-1": "handle of c/backup-1",
         "tserver-1": "handle of c/tserver-1",
