@@ -337,9 +337,12 @@ def _alone_on(look: ReplaceLook) -> Iterator[str]:
     """What a live backup may have alone, while nothing lacks replicas. R6."""
     for table in look.tables:
         if any(len(media_of(each)) == 1 for each in table.durabilities):
+            also = ""
+            if is_own_table(table.name):  # nobody has chosen that
+                also = f", or have two (`stelae table alter {table.name} --durability`)"
             yield (
                 f"segments of table {table.name!r} are on one backup each, and may be on this one: "
-                "replace it without --no-drain"
+                f"replace it without --no-drain{also}"
             )
     if look.kept.has_lone_blobs:
         yield (

@@ -30,6 +30,18 @@ class Replacement:
         found = asdict(self)
         return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
+    def lines(self) -> list[str]:
+        """For people: what has come of it, and where folders are."""
+        text = f"{self.name} is a new server: {self.uuid}"
+        if self.only_ended:
+            text = (
+                f"an earlier replacement of {self.name} is whole now; its new server is "
+                f"{self.uuid}. Nothing else was replaced: `stelae server replace {self.name}`, "
+                "given again, replaces it once more"
+            )
+        where = [f"what the former one had is in {each}" for each in self.folders()]
+        return [text, *(f"{each}, and may be deleted" for each in where)]
+
     def folders(self) -> list[str]:
         """Where what the former server had is, in words: folders, with their machines."""
         return [placed(*each) for each in zip(self.set_aside, self.set_aside_on, strict=True)]

@@ -414,19 +414,8 @@ def server_replace(
     if as_json:
         print_json(found.document())
         return
-    show = make_console().print
-    if found.only_ended:
-        text = (
-            f"an earlier replacement of {found.name} is whole now; its new server is {found.uuid}. "
-            f"Nothing else was replaced: `stelae server replace {found.name}`, given again, "
-            "replaces it once more"
-        )
-    else:
-        text = f"{found.name} is a new server: {found.uuid}"
-    show(text, markup=False, soft_wrap=True)
-    for folder in found.folders():
-        text = f"what the former one had is in {folder}, and may be deleted"
-        show(text, markup=False, soft_wrap=True)
+    for line in found.lines():
+        make_console().print(line, markup=False, soft_wrap=True)
 
 
 @server_app.command("maintenance")
