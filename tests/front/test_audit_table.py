@@ -22,7 +22,8 @@ from stelae.client.table.table import AsyncTable
 from stelae.coordinator.ddl import tables as ddl_tables
 from stelae.core.errors import InvalidArgument, RetryLater, RowExists
 from stelae.core.records.tokens import Role
-from stelae.core.schema.audit import AUDIT_SCHEMA, Outcome, check_new_name
+from stelae.core.schema import audit as core_audit
+from stelae.core.schema.audit import AUDIT_SCHEMA, Outcome
 from stelae.core.schema.durability import replicas, segments
 from stelae.core.schema.own_tables import AUDIT_TABLE
 from stelae.serve.app import make_app
@@ -436,6 +437,7 @@ async def test_a_table_of_that_name_with_other_columns_is_left_alone(
 ) -> None:
     """An earlier version let anybody make one: it is not written to, and the answer says so. Once
     it is renamed or dropped, Stelae's is made, and that one is protected."""
+    whole = core_audit.check_new_name
     monkeypatch.setattr(ddl_tables, "check_new_name", lambda *_: None)
     async with local_cluster(tmp_path / "c", tservers=1) as cluster:
         schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
@@ -449,7 +451,7 @@ async def test_a_table_of_that_name_with_other_columns_is_left_alone(
         await made.rename("mine")
         await cluster.database.create_table(AUDIT_TABLE, schema, key="id")
         await cluster.database.delete_table(AUDIT_TABLE)
-        monkeypatch.setattr(ddl_tables, "check_new_name", check_new_name)
+        monkeypatch.setattr(ddl_tables, "check_new_name", whole)
         mine = await cluster.database.table("mine")
         await mine.upsert({"id": "x"})
         await all_of(copier)

@@ -48,6 +48,7 @@ def test_what_is_newest_and_what_goes_is_found_by_time_and_then_id(seed: int) ->
     while page := sorted(_newest(found, edge, 7), key=lambda i: placed.index(at_id(placed, i))):
         pages = page + pages
         edge = (at(at_id(placed, page[0])[0]), page[0])
+        assert len(pages) <= len(rows), "a row comes twice"
     assert pages == [i for _, i in placed]
     count, oldest = dice.randrange(60), dice.randrange(6)
     kept = [row for row in placed if row[0] >= oldest][-count:] if count else []
