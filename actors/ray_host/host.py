@@ -500,10 +500,15 @@ def create_actor(plan: ServerPlan) -> Any:
 
 
 def cluster_actors(cluster: str) -> dict[str, Any]:
-    """Handles of a cluster's actors, by server name."""
+    """Handles of a cluster's actors, by server name. Raises RayError."""
     found = {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = entry["name"]
-        if entry["namespace"] == NAMESPACE and name.startswith(f"{cluster}/"):
-            found[name.removeprefix(f"{cluster}/")] = ray.get_actor(name, namespace=NAMESPACE)
+        if entry["namespace"] != NAMESPACE or not name.startswith(f"{cluster}/"):
+            continue
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:  # it ended since it was listed, and so is no actor any more
+            continue
+        found[name.removeprefix(f"{cluster}/")] = actor
     return dict(sorted(found.items()))

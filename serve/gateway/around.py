@@ -8,12 +8,15 @@ Who knows them may be slow or away (`ClusterSpecs.around`): an answer never wait
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from stelae.client.check.nodes import spread_warnings
 from stelae.core.errors import StelaeError
+
+logger = logging.getLogger(__name__)
 
 Document = dict[str, Any]
 Ask = Callable[[float], Awaitable[Document]]
@@ -53,7 +56,12 @@ class Around:
             self._asked_at = self._now()
             try:
                 self._told = await self._ask(ASK_S)
-            except StelaeError as error:
-                away = {"since": {}, "servers": [], "problem": str(error)}
+            except (
+                Exception
+            ) as error:  # whatever it was: it is told, and the masters' answer stands
+                text = str(error) or type(error).__name__
+                if not isinstance(error, StelaeError):
+                    logger.warning("it is not known what is around: %s", text, exc_info=True)
+                away = {"since": {}, "servers": [], "problem": text}
                 self._told = {**self._told, "away": away}
             return self._told

@@ -13,9 +13,25 @@ _FENCE = ("tests/unit/coordinator/ddl/test_replacement.py",)
 _FENCED = ("tests/simulation/nodes/test_replaced_servers.py",)
 _HELD = ("tests/simulation/recovery/test_lost_backups.py",)
 _REFUSED = ("tests/unit/actors/test_refused_servers.py",)
+_AROUND = ("tests/unit/serve/test_around.py",)
 _SHELL = ("tests/unit/stelae/test_replacing.py",)
 
 MUTANTS = [
+    *mutants_of(
+        "serve/gateway/around.py",
+        _AROUND,
+        [("            except Exception as error:", "            except StelaeError as error:")],
+    ),
+    *mutants_of(
+        "actors/ray_host/host.py",
+        ("tests/unit/actors/ray_host/test_hosts.py",),
+        [
+            (
+                "        except ValueError:  # it ended since",
+                "        except OSError:  # it ended since",
+            )
+        ],
+    ),
     *mutants_of(
         "coordinator/apply/away.py",
         _DECIDED,

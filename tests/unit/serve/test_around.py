@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from stelae.core.errors import Unavailable
 from stelae.serve.gateway.around import KEPT_S, Around
 
@@ -51,3 +53,20 @@ async def test_a_front_of_its_own_knows_nothing() -> None:
     """And says so by the same members."""
     shown = await Around(None).added(STATUS)
     assert (shown["stopped"], shown["away"], shown["warnings"]) == ([], None, [])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no such actor"), OSError("the disk is full"), KeyError("spec"), Exception()],
+)
+async def test_whatever_fails_never_fails_the_status(error: Exception) -> None:
+    """It is told as a problem, beside what the masters say."""
+
+    async def ask(timeout_s: float) -> dict[str, Any]:
+        raise error
+
+    around = Around(ask)
+    shown = await around.added(STATUS)
+    assert shown["away"]["problem"] == (str(error) or "Exception")
+    assert (shown["servers"], shown["stopped"]) == (STATUS["servers"], [])
+    assert await around.stopped() == []

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from stelae.actors.ray_host import host as ray_host
 from stelae.actors.ray_host.host import ServerHost, ServerPlan
@@ -141,3 +142,23 @@ async def test_an_order_to_a_broken_spark_session_does_not_wait_for_its_deadline
     await session._read_answers()
     with pytest.raises(Unavailable):
         await waiting
+
+
+def test_an_actor_that_ends_while_actors_are_listed_is_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray lists it, and then knows no such name: the others are found all the same."""
+    named = [f"c/{name}" for name in ("tserver-2", "tserver-1", "backup-1")] + ["other/backup-1"]
+    listed = [{"name": name, "namespace": ray_host.NAMESPACE} for name in named]
+
+    def get_actor(name: str, *, namespace: str) -> str:
+        if name == "c/tserver-2":
+            raise ValueError(f"Failed to look up actor with name {name!r} in {namespace}")
+        return f"handle of {name}"
+
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda **_: listed)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    assert ray_host.cluster_actors("c") == {
+        "backup-1": "handle of c/backup-1",
+        "tserver-1": "handle of c/tserver-1",
+    }
