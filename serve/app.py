@@ -147,6 +147,7 @@ def make_app(
     limits = limits or Limits()
     gateway = Gateway(database, limits, token_key)
     audit = audit or AuditLog()
+    around = Around(None if specs is None else specs.around)
     copier = None
     if audit.folder is not None:
         copier = AuditCopier(audit, gateway.database, lambda: gateway.limits)
@@ -159,6 +160,7 @@ def make_app(
         yield
         if copier is not None:
             await copier.close()
+        await around.close()
         await gateway.close()
 
     app = _Application(
@@ -172,7 +174,7 @@ def make_app(
     )
     app.state.gateway = gateway
     app.state.cluster_specs = specs
-    app.state.around = Around(None if specs is None else specs.around)
+    app.state.around = around
     for router in _ROUTERS:
         app.include_router(router)
     _add_error_handlers(app)

@@ -56,10 +56,11 @@ class ClusterSpecs(Protocol):
         the etag is another by now; OutcomeUnknown: it may have begun."""
         ...
 
-    async def around(self, timeout_s: float) -> Document:
+    async def around(self) -> Document:
         """What the masters do not know: servers that an operator ``stopped``, machines that are
         ``away`` (`SpecHost.away`; None: nothing is known), and the ``spread`` that the spec asks
-        for (None, ``node``, ``rack``). Starts nothing."""
+        for (None, ``node``, ``rack``). Starts nothing, and writes nothing. It may take as long as
+        Ray takes: whoever asks waits as long as he likes, and asks once at a time."""
         ...
 
     async def begin_server(

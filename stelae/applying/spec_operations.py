@@ -18,7 +18,7 @@ import ray
 
 from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
 from stelae.actors.ray_host.node_selector import node_options
-from stelae.applying.processes import deployment_of
+from stelae.applying.processes import wanted_of
 from stelae.core.errors import (
     DeadlineExpired,
     OutcomeUnknown,
@@ -76,11 +76,9 @@ class RaySpecs:
             raise unknown from error
         return found
 
-    async def around(self, timeout_s: float) -> Document:
+    async def around(self) -> Document:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(around, self.cluster), timeout_s)
-        except TimeoutError:
-            raise DeadlineExpired("what is around the cluster", "Ray") from None
+            return await asyncio.to_thread(around, self.cluster, Path(self.data_dir))
         except ray.exceptions.RayError as error:
             raise Unavailable("Ray", str(error)) from error
 
@@ -138,13 +136,12 @@ class RaySpecs:
         return made.remote(self.cluster, str(Path(self.data_dir)), WATCH_PERIOD_S)
 
 
-def around(cluster: str) -> Document:
+def around(cluster: str, data_dir: Path) -> Document:
     """See `ClusterSpecs.around`. Asks actors that there are, and starts none. Raises StelaeError,
-    RayError."""
+    RayError, OSError."""
     actors = cluster_actors(cluster)
-    with deployment_of(cluster) as known:
-        placement, wanted = known.spec.placement, list(known.plans)
-    spread = None
+    spec, wanted = wanted_of(cluster, data_dir)
+    placement, spread = spec.placement, None
     if placement is not None and placement.spread is not None:
         spread = "node" if placement.spread == "node" else "rack"
     has_actor = APPLIER in actors

@@ -77,8 +77,15 @@ def _write(folder: Path, kept: Kept) -> None:
 def kept_spec(data_dir: str | Path) -> Kept | None:
     """What was asked last; None: nothing that was written down."""
     document = _document(Path(data_dir))
-    if document is None:
-        return None
+    return None if document is None else _kept(document)
+
+
+def kept_in(data: bytes) -> Kept:
+    """What is written in a ``spec.json``. Raises ValueError: it is none."""
+    return _kept(json.loads(data))
+
+
+def _kept(document: dict[str, Any]) -> Kept:
     known = {field.name for field in fields(Kept)}  # a later version may have written more
     return Kept(**{name: value for name, value in document.items() if name in known})
 

@@ -54,6 +54,20 @@ def newest_files(cluster: str) -> KeptFiles | None:
     return None
 
 
+def newest_known(cluster: str, folder: Path) -> KeptFiles:
+    """The newest of those that servers have and those of a folder, if these are this cluster's.
+
+    Nothing is written. Needs a connection to Ray. Raises Unavailable: it does not run in this Ray,
+    or nobody has any. InvalidArgument: those of the folder are damaged.
+    """
+    found = newest_files(cluster)
+    here = read_files(folder) if _is_of(folder, cluster, found) else None
+    newest = kept_files.newest([each for each in (found, here) if each is not None])
+    if newest is None:
+        raise _nobody_has(cluster)
+    return newest
+
+
 def publish(home: Path, cluster: str) -> None:
     """Have every server's machine keep what is in this folder, which has just been changed.
 
@@ -100,13 +114,17 @@ def home_of(cluster: str, folders: Iterable[str | Path]) -> Iterator[Path]:
             yield folder
             return
     if found is None:
-        raise Unavailable(f"what is written down of cluster {cluster!r}", "no server has it")
+        raise _nobody_has(cluster)
     private = Path(tempfile.mkdtemp(prefix="stelae-"))  # 0700
     try:
         write_files(private, found)
         yield private
     finally:
         shutil.rmtree(private)
+
+
+def _nobody_has(cluster: str) -> Unavailable:
+    return Unavailable(f"what is written down of cluster {cluster!r}", "no server has it")
 
 
 def _is_of(folder: Path, cluster: str, found: KeptFiles | None) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import importlib.util
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,18 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         )
         for plan in found
     ]
+
+
+def server_names(spec: ClusterSpec, masters: Iterable[str]) -> list[str]:
+    """Names of all servers that `plans` has. ``masters``: their names."""
+    counts = {
+        ServerKind.BACKUP: spec.backups.count,
+        ServerKind.SAFEKEEPER: spec.safekeepers.count,
+        ServerKind.CAS_STORE: 0 if spec.cas_store is None else 1,
+        ServerKind.TSERVER: spec.tservers.count,
+    }
+    others = [_names(kind.value, count) for kind, count in counts.items()]
+    return [*masters, *(name for each in others for name in each)]
 
 
 def spark_plan(spec: ClusterSpec, state: ClusterState) -> SparkPlan | None:

@@ -46,7 +46,7 @@ class Specs:
         self.number += 1
         return {**self._operation(), "by": by}
 
-    async def around(self, timeout_s: float) -> dict[str, Any]:
+    async def around(self) -> dict[str, Any]:
         self.asked += 1
         away = {"since": {"c": 1.5}, "there": {"c": ["backup-9"]}, "servers": []}
         return {"stopped": self.stopped, "away": away, "spread": "node"}

@@ -20,7 +20,13 @@ MUTANTS = [
     *mutants_of(
         "serve/gateway/around.py",
         _AROUND,
-        [("            except Exception as error:", "            except StelaeError as error:")],
+        [
+            ("        except Exception as error:", "        except StelaeError as error:"),
+            ("begins = self._asking is None and", "begins ="),
+            ('"stopped": [], "away": {**_NOBODY, "problem": text}', '"away": {"problem": text}'),
+            ("        if age_s <= OLDEST_S:\n", "        if True:\n"),
+            ("timeout=max(0.0, left_s)", "timeout=left_s + 3600.0"),
+        ],
     ),
     *mutants_of(
         "actors/ray_host/host.py",

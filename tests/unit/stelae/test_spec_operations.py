@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,10 +15,12 @@ import pytest
 import ray
 
 from stelae import spec_host
+from stelae.actors.ray_host.kept_files import read_files
 from stelae.applying import spec_operations
 from stelae.applying.replacement import Replacement
 from stelae.applying.replacing import Replacing
 from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -24,7 +29,8 @@ from stelae.core.errors import (
     RetryLater,
     Unavailable,
 )
-from stelae.deploy import machines
+from stelae.deploy import cluster_files, launcher, machines
+from stelae.deploy.asked import keep_spec
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
 from stelae.spec_host import SpecHost
 
@@ -295,3 +301,59 @@ def test_an_actor_of_an_older_version_is_told_of(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: {"apply": old})
     with pytest.raises(Unavailable, match="older version, which replaces no servers"):
         ask_away("demo", 0.1)
+
+
+SPEC = """
+apiVersion: stelae/v1
+kind: Cluster
+cluster: demo
+data_dir: DATA
+masters: {count: 3}
+backups: {count: 2}
+tservers: {count: 2}
+safekeepers: {count: 3}
+"""
+
+
+@pytest.mark.parametrize("has_home", [False, True])
+async def test_who_is_stopped_is_known_without_a_file_written(
+    has_home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the newest files, of servers or of the data_dir: neither the cluster's secret nor anything
+    else is put into another folder, and the data_dir is read only."""
+    data, here = tmp_path / "data", tmp_path / "here"
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("DATA", str(data)))
+    spec = load_spec(tmp_path / "spec.yaml")
+    state, lock = launcher.prepare(spec)
+    state.save()
+    keep_spec(data, spec, is_done=True, by="ada")
+    lock.release()
+    files = read_files(data)
+    assert files is not None
+    assert launcher.server_names(spec, state.masters) == [
+        plan.name for plan in launcher.plans(spec, state)
+    ]
+    if not has_home:
+        shutil.rmtree(data)
+
+    def on_disk() -> dict[str, int]:
+        return {str(each): each.stat().st_mtime_ns for each in tmp_path.rglob("*")}
+
+    before = on_disk()
+    told = None if has_home else files
+    monkeypatch.setattr(cluster_files, "newest_files", lambda cluster: told)
+    actors = {"master-1": 1, "master-2": 1, "tserver-1": 1, "backup-2": 1, "safekeeper-1": 1}
+    monkeypatch.setattr(spec_operations, "cluster_actors", lambda cluster: actors)
+    monkeypatch.setattr(tempfile, "tempdir", str(here))  # it is not there: nothing can be made
+    found = await RaySpecs("demo", str(data)).around()
+    missing = ["master-3", "backup-1", "safekeeper-2", "safekeeper-3", "tserver-2"]
+    assert found == {"stopped": missing, "away": None, "spread": None}
+    assert on_disk() == before
+
+
+async def test_a_ray_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what cannot be reached."""
+    broken = MagicMock(side_effect=ray.exceptions.RaySystemError("the head is away"))
+    monkeypatch.setattr(spec_operations, "cluster_actors", broken)
+    with pytest.raises(Unavailable, match="the head is away"):
+        await SPECS.around()
