@@ -73,6 +73,9 @@ class SpecHost:
         self._data_dir = data_dir
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
+        self._leaving: frozenset[str] = frozenset()
+        """What the server is called that was to leave or be replaced last, if nothing else was
+        begun since: while that waits for its drain, it may be taken back."""
         self._replacing = Replacing(data_dir)
         self._is_stopped = threading.Event()
         if watch_period_s is not None:
@@ -131,6 +134,7 @@ class SpecHost:
             if shown["refused"]:
                 reasons = "".join(f"\n  {reason}" for reason in shown["refused"])
                 raise InvalidArgument(f"this cannot be applied:{reasons}")
+            self._leaving = frozenset()
             work = Operation(uuid.uuid4().hex[:12], by, steps=len(shown["steps"]))
 
             def carry_out() -> None:
@@ -141,9 +145,12 @@ class SpecHost:
     def begin_server(self, verb: str, server: str, options: Document, by: str) -> Document:
         """See `ClusterSpecs.begin_server`."""
         with self._lock:
-            self._check_idle()
             with connect(self._cluster) as database:
-                check_server(database, verb, server)
+                names = check_server(database, verb, server)
+            takes_back = verb == "retire" and options["cancel"]
+            if not (takes_back and names & self._leaving):
+                self._check_idle()
+                self._leaving = names if verb in ("retire", "replace") else frozenset()
             work = Operation(uuid.uuid4().hex[:12], by, what=f"server {verb} {server}")
 
             def carry_out() -> None:

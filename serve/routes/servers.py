@@ -2,7 +2,8 @@
 
 Each is what `stelae server` does, by the same code, in the background: the answer is an operation,
 as that of the cluster's spec, with the same way to ask how far it is and to end it. One operation
-runs at a time; what is asked meanwhile is 409, and names the one that runs. Decisions §81.
+runs at a time; what is asked meanwhile is 409, and names the one that runs. But a drain may be
+taken back while its server is being replaced. Decisions §81.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ async def _begin(request: Request, verb: str, server: str, model: type[Body]) ->
 async def retire(request: Request, server: _Server) -> Response:
     """Move everything off a server of any kind, and give it nothing new. Needs the role `admin`.
 
-    As `stelae server retire`. `text` of the operation says what is left.
+    As `stelae server retire --no-wait`: the operation is done once the server is marked, and `text`
+    says what is left. `{"cancel": true}` passes while the same server is being replaced.
     """
     return await _begin(request, "retire", server, LeaveRequest)
 

@@ -31,7 +31,7 @@ class ServerCommands(Protocol):
     def servers(self) -> list[Document]: ...
 
     def retire_server(
-        self, server: str, *, cancel: bool, progress: Callable[[ServerProgress], None]
+        self, server: str, *, wait: bool, cancel: bool, progress: Callable[[ServerProgress], None]
     ) -> ServerProgress: ...
 
     def stop_server(self, server: str, *, progress: Callable[[str], None]) -> None: ...
@@ -51,14 +51,17 @@ class ServerCommands(Protocol):
     ) -> Replaced: ...
 
 
-def check_server(database: ServerCommands, verb: str, server: str) -> None:
-    """Raise InvalidArgument where no server, and no former one, is called so."""
+def check_server(database: ServerCommands, verb: str, server: str) -> frozenset[str]:
+    """What it is called: its name and UUID, or the UUID of a former one alone. Raises
+    InvalidArgument: no server, and no former one, is called so."""
     if verb not in VERBS:
         raise InvalidArgument(f"{verb!r} is nothing that is done to a server: {', '.join(VERBS)}")
-    known = {key for each in database.servers() for key in (each["name"], each["uuid"])}
-    known |= {each["uuid"] for each in database.status()["replaced"]}
-    if server not in known:
+    for each in database.servers():
+        if server in (each["name"], each["uuid"]):
+            return frozenset((each["name"], each["uuid"]))
+    if server not in {each["uuid"] for each in database.status()["replaced"]}:
         raise InvalidArgument(f"{server!r} is no server (`GET /v1/cluster` lists all)")
+    return frozenset((server,))
 
 
 def run_verb(
@@ -70,7 +73,8 @@ def run_verb(
     retiring: Callable[[Tell], Callable[[ServerProgress], None]],
     timeout_s: float,
 ) -> Document:
-    """Carry out one command, and return what has come of it.
+    """Carry out one command, and return what has come of it. A retirement is done once the server
+    is marked: what it has left the masters move, whether anybody waits or not.
 
     ``tell`` is told how far it is, and may raise, to end it; ``retiring`` makes of it what a
     retirement tells.
@@ -83,7 +87,8 @@ def run_verb(
 
     match verb:
         case "retire":
-            database.retire_server(server, cancel=options["cancel"], progress=retiring(tell))
+            cancel = options["cancel"]
+            database.retire_server(server, wait=False, cancel=cancel, progress=retiring(tell))
         case "stop":
             database.stop_server(server, progress=words)
         case "start":

@@ -18,6 +18,16 @@ _SHELL = ("tests/unit/stelae/test_replacing.py",)
 
 MUTANTS = [
     *mutants_of(
+        "stelae/spec_host.py",
+        ("tests/unit/stelae/test_spec_operations.py",),
+        [
+            ("if not (takes_back and names & self._leaving):", "if True:"),
+            (" and names & self._leaving):", " and self._leaving):"),
+            ('verb == "retire" and options["cancel"]', 'verb == "retire"'),
+            ("            self._leaving = frozenset()\n            work", "            work"),
+        ],
+    ),
+    *mutants_of(
         "serve/gateway/around.py",
         _AROUND,
         [

@@ -152,7 +152,7 @@ class Servers:
         return {"replaced": [{"uuid": "former"}]}
 
     def servers(self) -> list[dict[str, Any]]:
-        return [{"name": "tserver-1", "uuid": "u1"}]
+        return [{"name": "tserver-1", "uuid": "u1"}, {"name": "tserver-2", "uuid": "u2"}]
 
     def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
         progress("2 tablets are left")
@@ -162,7 +162,8 @@ class Servers:
         self.done.append((server, how))
         return Replacement("tserver-1", ("u1",), "u2", set_aside=("/d/tserver-1.replaced",))
 
-    def retire_server(self, server: str, *, cancel: bool, progress: Any) -> None:
+    def retire_server(self, server: str, *, wait: bool, cancel: bool, progress: Any) -> None:
+        assert not wait, "the masters drain it, and hold no operation for that"
         progress(MagicMock(replicas=1, tablets=0, indexlets=0, segments=0, logs=0, problem=""))
         self.done.append((server, cancel))
 
@@ -209,6 +210,36 @@ def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPat
     host.cancel(again, "eve")
     database.goes_on.set()
     assert ended(host, again)["state"] == "cancelled"
+
+
+def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By name or UUID, beside the replacement that waits for it, for hours perhaps. Nothing else
+    passes: no other server's, no other command, and nothing beside an apply."""
+    database = Servers()
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    host = SpecHost("demo", "data")
+    back = {"cancel": True}
+    begun = host.begin_server("replace", "tserver-1", {"drain": True, "elsewhere": False}, "ada")
+    assert database.looked.wait(10.0)
+    for called in ("u1", "tserver-1"):
+        told = ended(host, host.begin_server("retire", called, back, "eve")["id"])
+        assert (told["state"], database.done[-1]) == ("done", (called, True))
+    for verb, server, options in (
+        ("retire", "tserver-2", back),
+        ("retire", "tserver-1", {"cancel": False}),
+        ("start", "tserver-1", {}),
+    ):
+        with pytest.raises(AlreadyRunning, match="server replace tserver-1, by ada"):
+            host.begin_server(verb, server, options, "eve")
+    database.goes_on.set()
+    assert ended(host, begun["id"])["state"] == "done"
+    monkeypatch.setattr(SpecHost, "plan", lambda _, spec: {"steps": [], "refused": []})
+    monkeypatch.setattr(SpecHost, "_run", lambda *_: None)
+    host.begin({}, "ada", "")
+    with pytest.raises(AlreadyRunning, match="apply, by ada"):
+        host.begin_server("retire", "tserver-1", back, "eve")
 
 
 def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
