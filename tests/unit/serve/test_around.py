@@ -97,7 +97,8 @@ async def test_while_ray_hangs_one_ask_is_under_way(monkeypatch: pytest.MonkeyPa
     assert (await around.added(STATUS))["away"] == {"since": {"b": 1.0}, "servers": []}
     goes_on.clear()
     now += ASK_S + KEPT_S + 1.0
-    both = await asyncio.gather(around.added(STATUS), around.added(STATUS))
+    looks = asyncio.gather(around.added(STATUS), around.added(STATUS))
+    both = await asyncio.wait_for(looks, 5.0)
     assert asked == 2
     for shown in both:
         assert shown["stopped"] == ["backup-1"]
@@ -124,7 +125,7 @@ async def test_a_front_that_ends_waits_for_no_answer(monkeypatch: pytest.MonkeyP
         raise AssertionError
 
     around = Around(ask)
-    shown = await around.added(STATUS)
+    shown = await asyncio.wait_for(around.added(STATUS), 5.0)
     assert (shown["stopped"], shown["warnings"]) == ([], [])
     assert shown["away"]["problem"] == "Ray has not answered yet"
     await asyncio.wait_for(around.close(), 5.0)
