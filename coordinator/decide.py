@@ -368,7 +368,8 @@ class _Round:
                 self._pacing.owners.was_open(tablet.tablet_id)
             else:
                 opening.append((tablet.tablet_id, tablet.term))
-        self._pacing.owners.ended(run.uuid, opening, self._now)
+        if seen is None or not seen.heartbeat.ends_by_order:
+            self._pacing.owners.ended(run.uuid, opening, self._now)
 
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""

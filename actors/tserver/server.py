@@ -13,6 +13,8 @@ Source: design §5, §6, §8, §9; seed Kudu multi-master, heartbeats to all mas
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +106,10 @@ opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 
+ENDS_FOR_S = 60.0
+"""Who was told that its process ends soon, and still runs after that, is to go on."""
+
+
 class GivenUp(Exception):
     """The masters have given this run of the server up: the process ends, and a new run begins.
 
@@ -136,6 +142,9 @@ class TabletServer:
         self._pins = Pins(runtime.clock, name, lambda: self.cleaner.refusal() is not None)
         self._scans = ScanSessions(runtime, settings, self._pins)
         self._report_now: dict[Address, asyncio.Event] = {}
+        self._ends_until = -math.inf
+        """Until then this process may be ended by order at any moment."""
+        self._end_is_known = asyncio.Event()
         self._traffic, self._mailbox = SegmentTraffic(), AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
@@ -194,13 +203,23 @@ class TabletServer:
         self.tasks.spawn(quarantine.run(), "quarantine")
 
     async def hand_over(self, timeout_s: float) -> int:
-        """Before a planned `stop`: let others lead what is led here. Returns how many tablets have
-        no other leader yet."""
+        """Before a planned `stop`: let others lead what is led here, and tell the leader master that
+        this is an end by order. Returns how many tablets have no other leader yet."""
 
         def running() -> list[Replica]:
             return [tablet.replica for tablet in self.replicas.running()]
 
-        return len(await hand_over(self._runtime, running, timeout_s))
+        clock = self._runtime.clock
+        began = clock.monotonic()
+        self._ends_until = began + ENDS_FOR_S
+        self._end_is_known.clear()
+        self._report_soon()
+        left = len(await hand_over(self._runtime, running, timeout_s))
+        left_s = began + timeout_s - clock.monotonic()
+        with contextlib.suppress(TimeoutError):  # without a leader master it ends all the same
+            async with asyncio.timeout(max(0.0, min(left_s, self._settings.lease_s))):
+                await self._end_is_known.wait()
+        return left
 
     async def stop(self) -> None:
         """Stop serving; rows in memory are given up, as after a crash."""
@@ -270,6 +289,7 @@ class TabletServer:
             live_bytes=self.cleaner.live_bytes_most,
             lacks_memory=any(tablet.lacks_memory for tablet in self._tablets.values()),
             avoids=self._traffic.avoided.lasting(sent),
+            ends_by_order=sent < self._ends_until,
         )
         return beat, report
 
@@ -290,6 +310,8 @@ class TabletServer:
                 reporter.unanswered()
             else:
                 await self._obey(reply.body)
+                if beat.ends_by_order and reply.body.is_leader:
+                    self._end_is_known.set()
                 if reporter.answered(report, reply.body):
                     continue
             try:

@@ -34,6 +34,9 @@ Rules:
 11. A death is one failure of the server by rule 6, whatever it was opening: a server that lost its
    power with a hundred tablets on their way is no worse than one that lost it with two.
 
+12. Who is ended by order has not died: an operator restarts or stops a server while rows load, or
+    its node is drained. It says so before (`Heartbeat.ends_by_order`), and `decide` leaves it out.
+
 Source: decisions §61, §62, §73, §84.
 """
 

@@ -224,6 +224,8 @@ class Heartbeat(Body, frozen=True):
     empty: not said."""
     avoids: tuple[ServerUuid, ...] = ()
     """Of a tserver: backups that did not take its replicas, more than once."""
+    ends_by_order: bool = False
+    """Of a tserver: somebody ends its process soon, so that it dies of none of its tablets."""
 
 
 class HeartbeatReply(Body, frozen=True):

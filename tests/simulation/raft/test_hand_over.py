@@ -7,6 +7,8 @@ import asyncio
 import pyarrow as pa
 import pytest
 
+from stelae.actors.tserver.server import ENDS_FOR_S
+from stelae.coordinator.liveness.liveness import Run
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
@@ -146,6 +148,40 @@ def test_a_hand_over_that_is_asked_for_twice_or_given_up_harms_nothing(seed: int
 
     world = World(seed, Options())
     world.run(story(world), limit_s=100.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_leader_master_knows_an_end_by_order_before_it_comes(seed: int) -> None:
+    """Otherwise it would count as a death of what the server was opening. It is so for a minute,
+    and a server that no master hears hands over in bounded time as well."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+        name = cluster.tservers[0]
+
+        def is_known() -> bool:
+            leader = cluster.leader()
+            assert leader is not None
+            server = world.server(leader)
+            run = Run(world.server(name).info.uuid, world.server(name).info.incarnation)
+            seen = server.liveness.find(run)
+            return seen is not None and seen.heartbeat.ends_by_order
+
+        assert not is_known()
+        assert await world.server(name).hand_over(5.0) == 0
+        assert is_known()
+        await asyncio.sleep(ENDS_FOR_S + 2.0)
+        assert not is_known(), "it runs on"
+        for master in cluster.masters:
+            world.crash(master, restart=False)
+        began = world.loop.time()
+        assert await world.server(name).hand_over(60.0) == 0
+        assert world.loop.time() - began <= cluster.settings.lease_s + 0.1
+
+    world = World(seed, Options(unnoticed_end_rate=0.0))
+    world.run(story(world), limit_s=200.0)
 
 
 async def masters_pause(world: World, *, planned: bool) -> float:

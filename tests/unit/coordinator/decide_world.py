@@ -67,9 +67,12 @@ class World:
     def put(self, batch: CatalogBatch) -> None:
         self.catalog.apply(1, 1, batch.encode())
 
-    def beat(self, name: str, *reports: TabletReport, incarnation: int = 1) -> float:
-        """A heartbeat sent and received now; returns the lease granted."""
-        beat = Heartbeat(server(name, incarnation), self.now, tuple(reports))
+    def beat(
+        self, name: str, *reports: TabletReport, incarnation: int = 1, ends: bool = False
+    ) -> float:
+        """A heartbeat sent and received now; returns the lease granted. ``ends``: by order."""
+        at = server(name, incarnation)
+        beat = Heartbeat(at, self.now, tuple(reports), ends_by_order=ends)
         assert self.liveness.heartbeat(beat, self.now).processed
         if not standing_of(self.catalog, self.seen(name, incarnation)).may_have_lease:
             return 0.0

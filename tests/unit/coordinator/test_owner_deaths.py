@@ -48,6 +48,8 @@ class Fleet:
         for each in world.catalog.live_tablets():
             self.held[each.owner][each.tablet_id] = each.term
         self.deaths: list[tuple[str, float]] = []
+        self.told_to_end: set[str] = set()
+        """Servers that an operator ends."""
 
     def kill(self, name: str) -> None:
         self.world.liveness.process_gone(run(name, self.incarnations[name]))
@@ -65,7 +67,8 @@ class Fleet:
                 replace(report(tablet_id, term, P.SERVING), remote_bytes=tablet_id in loading)
                 for tablet_id, term in self.held[name].items()
             ]
-            world.beat(name, *said, incarnation=incarnation)
+            ends = name in self.told_to_end
+            world.beat(name, *said, incarnation=incarnation, ends=ends)
         told = [each for each in world.decide() if isinstance(each, Open | Recover)]
         for each in told:
             world.pacing.owners.opening(each.tablet.tablet_id, each.tablet.term, world.now)
@@ -128,6 +131,27 @@ def test_an_owner_that_dies_of_the_rows_that_follow_counts_as_well() -> None:
     fleet.look_for(DEATH_PAUSE_S / 2)
     assert not fleet.world.pacing.owners.may_open(A, fleet.world.now)
     assert fleet.world.tablet.state is TabletState.RUNNING, "nobody has it meanwhile"
+
+
+def test_an_end_by_order_is_no_death() -> None:
+    """An operator restarts one server after the other while rows load: nobody waits for that. A
+    death that nobody ordered counts afterwards as it did before."""
+    fleet = Fleet(World(owned(0)), ["s1", "s2", "s3"])
+    for _ in range(4):
+        fleet.look_for(1.0, loading=["a"])
+        owner = fleet.world.tablet.owner
+        fleet.told_to_end = {owner}
+        fleet.look(loading=["a"])
+        fleet.kill(owner)
+        fleet.told_to_end = set()
+        fleet.look_for(0.5, loading=["a"])
+        assert A in fleet.held[fleet.world.tablet.owner], "another has it at once"
+        assert fleet.world.pacing.owners.may_open(A, fleet.world.now)
+    for _ in range(2):
+        fleet.look_for(1.0, loading=["a"])
+        fleet.kill(fleet.world.tablet.owner)
+    fleet.look_for(DEATH_PAUSE_S / 2)
+    assert not fleet.world.pacing.owners.may_open(A, fleet.world.now)
 
 
 def test_a_row_of_deaths_ends_once_the_tablet_was_open() -> None:
