@@ -203,8 +203,8 @@ class TabletServer:
         self.tasks.spawn(quarantine.run(), "quarantine")
 
     async def hand_over(self, timeout_s: float) -> int:
-        """Before a planned `stop`: let others lead what is led here, and tell the leader master that
-        this is an end by order. Returns how many tablets have no other leader yet."""
+        """Before a planned `stop`: let others lead what is led here, and tell the leader master of
+        the end by order. Returns how many tablets have no other leader yet."""
 
         def running() -> list[Replica]:
             return [tablet.replica for tablet in self.replicas.running()]
