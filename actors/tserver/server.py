@@ -13,8 +13,6 @@ Source: design §5, §6, §8, §9; seed Kudu multi-master, heartbeats to all mas
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +21,7 @@ from stelae.actors.raft.replica import Replica
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
 from stelae.actors.server.membership import Membership
+from stelae.actors.server.ordered_end import OrderedEnd
 from stelae.actors.server.replaced import require_not_replaced
 from stelae.actors.tserver import gauges
 from stelae.actors.tserver.cleaner import Cleaner
@@ -106,10 +105,6 @@ opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 
-ENDS_FOR_S = 60.0
-"""Who was told that its process ends soon, and still runs after that, is to go on."""
-
-
 class GivenUp(Exception):
     """The masters have given this run of the server up: the process ends, and a new run begins.
 
@@ -135,16 +130,13 @@ class TabletServer:
         self._name, self._cluster, self._settings = name, cluster, settings
         self._masters = MastersClient(runtime, masters)
         self._master_list = MasterList(runtime, self.tasks, masters)
-        self._lease = Lease(runtime.clock)
+        self._lease, self._end = Lease(runtime.clock), OrderedEnd(runtime.clock)
         self._tablets: dict[TabletId, Tablet] = {}
         self._closed_terms: dict[TabletId, int] = {}
         """Of tablets that were closed here: a late order to open one again is refused."""
         self._pins = Pins(runtime.clock, name, lambda: self.cleaner.refusal() is not None)
         self._scans = ScanSessions(runtime, settings, self._pins)
         self._report_now: dict[Address, asyncio.Event] = {}
-        self._ends_until = -math.inf
-        """Until then this process may be ended by order at any moment."""
-        self._end_is_known = asyncio.Event()
         self._traffic, self._mailbox = SegmentTraffic(), AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
@@ -211,14 +203,11 @@ class TabletServer:
 
         clock = self._runtime.clock
         began = clock.monotonic()
-        self._ends_until = began + ENDS_FOR_S
-        self._end_is_known.clear()
+        self._end.begin()
         self._report_soon()
         left = len(await hand_over(self._runtime, running, timeout_s))
         left_s = began + timeout_s - clock.monotonic()
-        with contextlib.suppress(TimeoutError):  # without a leader master it ends all the same
-            async with asyncio.timeout(max(0.0, min(left_s, self._settings.lease_s))):
-                await self._end_is_known.wait()
+        await self._end.wait_known(min(left_s, self._settings.lease_s))
         return left
 
     async def stop(self) -> None:
@@ -289,7 +278,7 @@ class TabletServer:
             live_bytes=self.cleaner.live_bytes_most,
             lacks_memory=any(tablet.lacks_memory for tablet in self._tablets.values()),
             avoids=self._traffic.avoided.lasting(sent),
-            ends_by_order=sent < self._ends_until,
+            ends_by_order=self._end.is_near,
         )
         return beat, report
 
@@ -311,7 +300,7 @@ class TabletServer:
             else:
                 await self._obey(reply.body)
                 if beat.ends_by_order and reply.body.is_leader:
-                    self._end_is_known.set()
+                    self._end.known()
                 if reporter.answered(report, reply.body):
                     continue
             try:

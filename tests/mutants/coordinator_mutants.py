@@ -58,7 +58,10 @@ MUTANTS = [
         _DEATHS,
         [
             ("                self._note_death(run)\n", ""),
-            ("        if seen is None or not seen.heartbeat.ends_by_order:\n", "        if True:\n"),
+            (
+                "        if seen is None or not seen.heartbeat.ends_by_order:\n",
+                "        if True:\n",
+            ),
             ("elif not self._pacing.owners.may_open(tablet.tablet_id, self._now):", "elif False:"),
             ("report.term == tablet.term and has_all_rows(report):", "has_all_rows(report):"),
             ("report.term == tablet.term and has_all_rows(report):", "report.term == tablet.term:"),
