@@ -25,6 +25,7 @@ from benchmarks.common.figures import Figure, at_most, shown
 
 DEFAULT_SPEC = Path(__file__).resolve().parents[2] / "cluster.yaml"
 SMALL_SPEC = {"profile": "small"}
+SERVE = {"port": 0}
 SETTLE_S = 2.0
 LIMIT_MB = 300
 DEFAULT_FIRST_S, DEFAULT_WARM_S = 15.0, 8.0
@@ -79,14 +80,20 @@ def measure(quick: bool) -> list[Figure]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     times = 1 if quick else 3
     default = [launched(str(DEFAULT_SPEC)) for _ in range(times)]
-    small = [launched(SMALL_SPEC) for _ in range(times)]
+    small = [launched(SMALL_SPEC, serve=None) for _ in range(times)]
+    with_http = launched(SMALL_SPEC)
     figures = [
         at_most("default cluster, first time: tables", default[0].tables_s, DEFAULT_FIRST_S, "s"),
         *_of("default cluster", default, DEFAULT_WARM_S),
         *_of("profile: small", small, SMALL_WARM_S),
         at_most(
-            "profile: small, memory of all processes (PSS)", small[-1].pss_mb, SMALL_PSS_MB, "MB"
+            "profile: small, memory of all processes (PSS)",
+            small[-1].pss_mb,
+            SMALL_PSS_MB,
+            "MB",
+            f"{small[-1].weights['driver'].pss_mb:.0f} MB of it are whoever launched it",
         ),
+        shown("… with HTTP", with_http.pss_mb, "MB", f"HTTP after {with_http.http_s:.1f} s"),
     ]
     kinds = ("master", "tserver", "backup")
     heaviest = max(default[-1].weights[kind].heaviest_mb for kind in kinds)
@@ -113,13 +120,13 @@ def _of(name: str, launches: list[Launch], limit_s: float) -> list[Figure]:
     return figures
 
 
-def launched(spec: Any) -> Launch:
-    """Launch a cluster in a folder of its own, and close it."""
+def launched(spec: Any, serve: dict[str, Any] | None = SERVE) -> Launch:
+    """Launch a cluster in a folder of its own, and close it. ``serve``: None is without HTTP."""
     folder = tempfile.mkdtemp(prefix="stelae-bench-launch-", dir="/var/tmp")
     cpu_before_s = _cpu_s(psutil.Process())
     began = time.perf_counter()
     try:
-        with stelae.launch(spec, data_dir=folder, serve={"port": 0}) as database:
+        with stelae.launch(spec, data_dir=folder, serve=serve) as database:
             tables_s = time.perf_counter() - began
             database.http.wait()
             http_s = time.perf_counter() - began

@@ -449,6 +449,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "masters": {"count": 1},
         "tservers": {"count": 1, "memory": 256 * MIB},
         "backups": {"count": 2},
+        "serve": None,
         "spark": None,
     },
 }
@@ -473,7 +474,7 @@ class ClusterSpec(Section):
     kind: Literal["Cluster"] = "Cluster"
     profile: Literal["default", "small"] = "default"
     """``small``: for notebooks and CI. One master, one tablet server with 256MiB, two backups, no
-    Spark. Tables have segments on up to two backups; while the master restarts, nothing is created
+    HTTP, as Ray Serve takes more memory than all of these, and no Spark. Tables have segments on up to two backups; while the master restarts, nothing is created
     or recovered. Fields that are given go over those of the profile."""
     cluster: Name = "demo"
     ray: RaySpec = RaySpec()

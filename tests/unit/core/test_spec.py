@@ -364,24 +364,26 @@ def test_limits_of_the_front_are_those_of_the_application_unless_they_are_set() 
 
 
 def test_the_small_profile_fills_in_what_is_left_out() -> None:
-    """One process of each kind that `segments("disk", "disk")` needs; HTTP stays."""
+    """One process of each kind that `segments("disk", "disk")` needs, and nothing of Serve."""
     spec = load_spec({"profile": "small"})
     counts = (spec.masters.count, spec.tservers.count, spec.backups.count, spec.safekeepers.count)
     assert counts == (1, 1, 2, 0)
     assert spec.tservers.memory_bytes == 256 << 20
     assert spec.spark is None
-    assert spec.serve == ClusterSpec().serve
+    assert spec.serve is None
+    assert load_spec({"profile": "small", "serve": {}}).serve == ClusterSpec().serve
     assert spec.recovery == ClusterSpec().recovery
     assert ClusterSpec().masters.count == 3
 
 
 def test_what_is_given_goes_over_the_profile() -> None:
     """Also single fields of a section, as in a file, and by overrides."""
-    body = "profile: small\ntservers: {count: 2}\nspark: {executors: 1}\nserve: null\n"
+    body = "profile: small\ntservers: {count: 2}\nspark: {executors: 1}\nserve: {port: 1234}\n"
     spec = parse_spec(HEADER + body)
     assert (spec.tservers.count, spec.tservers.memory_bytes) == (2, 256 << 20)
     assert spec.spark is not None
-    assert (spec.spark.executors, spec.serve) == (1, None)
+    assert spec.serve is not None
+    assert (spec.spark.executors, spec.serve.port) == (1, 1234)
     assert load_spec({"profile": "small"}, backups={"count": 3}).backups.count == 3
     assert load_spec({"backups": {"count": 3}}, profile="small").backups.count == 3
 
