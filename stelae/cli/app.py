@@ -31,6 +31,7 @@ from stelae.cli.cluster.recover import recover
 from stelae.cli.cluster.servers import rebalance_app, server_app
 from stelae.cli.cluster.timelines import timeline_app
 from stelae.cli.cluster.tokens import token_app
+from stelae.cli.events import events
 from stelae.cli.output import (
     make_console,
     megabytes,
@@ -111,6 +112,7 @@ app.command("apply")(apply)
 app.command("audit")(audit)
 app.command("bench")(bench)
 app.command("check")(check)
+app.command("events")(events)
 app.command("logs")(logs)
 app.command("plan")(plan)
 app.command("recover")(recover)
