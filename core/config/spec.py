@@ -474,8 +474,9 @@ class ClusterSpec(Section):
     kind: Literal["Cluster"] = "Cluster"
     profile: Literal["default", "small"] = "default"
     """``small``: for notebooks and CI. One master, one tablet server with 256MiB, two backups, no
-    HTTP, as Ray Serve takes more memory than all of these, and no Spark. Tables have segments on up to two backups; while the master restarts, nothing is created
-    or recovered. Fields that are given go over those of the profile."""
+    Spark and no HTTP, as Ray Serve takes as much memory as all of these. Tables have segments on up
+    to two backups; while the master restarts, nothing is created or recovered. Fields that are
+    given go over those of the profile."""
     cluster: Name = "demo"
     ray: RaySpec = RaySpec()
     placement: PlacementSpec | None = None
