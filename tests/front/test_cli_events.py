@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,13 @@ def test_following_goes_on_while_no_master_leads(
 ) -> None:
     """That is what people watch for; the reason goes to standard error."""
     monkeypatch.setattr(cli_events, "FOLLOW_S", 0.0)
-    answers = iter(
-        [status("a", (1, 1.0, "x")), RetryLater("no leader"), status("b", (1, 9.0, "y"))]
-    )
+    documents = (status("a", (1, 1.0, "x")), None, status("b", (1, 9.0, "y")))
+    answers: Iterator[dict[str, Any] | None] = iter(documents)
 
     def look() -> dict[str, Any]:
         found = next(answers)
-        if isinstance(found, RetryLater):
-            raise found
+        if found is None:
+            raise RetryLater("no leader")
         return found
 
     assert texts(list(itertools.islice(cli_events.followed(Told(), look), 2))) == ["x", "y"]
