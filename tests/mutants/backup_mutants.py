@@ -141,21 +141,28 @@ MUTANTS = [
                 "",
             ),
             (
-                "        if got < length:\n            raise CorruptData",
-                "        if False:\n            raise CorruptData",
-            ),
-            (
                 "            self.next_side[frame] = 1 - side\n            self._unsynced_records.pop",
                 "            self._unsynced_records.pop",
-            ),
-            ("min(written, replica.unsynced_from)", "written"),
-            (
-                "                raise NoSpace(self._server, self.name)\n            taken",
-                "                pass\n            taken",
             ),
             (
                 "            self._freed.extend(replica.frames)\n",
                 "            self.allocator.release(replica.frames)\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_medium.py",
+        (f"{_UNIT}/test_backup_media.py",),
+        [
+            (
+                "        if got < length:\n            raise CorruptData",
+                "        if False:\n            raise CorruptData",
+            ),
+            ("            if found < size:\n", "            if False:\n"),
+            ("min(written, replica.unsynced_from)", "written"),
+            (
+                "                raise NoSpace(self._server, self.name)\n            taken",
+                "                pass\n            taken",
             ),
         ],
     ),

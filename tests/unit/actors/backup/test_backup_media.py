@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 from typing import Any
@@ -16,6 +17,7 @@ from stelae.actors.backup.frames import BLOCK_BYTES, EXTENT_FRAMES
 from stelae.actors.backup.replicas import Replica
 from stelae.core.errors import CorruptData, NoSpace, StaleTerm, StelaeError
 from tests.unit.actors.backup.backup_world import (
+    LOG,
     MEDIA,
     SEGMENT,
     SETTINGS,
@@ -174,6 +176,52 @@ def test_a_decayed_image_is_not_served() -> None:
         disk.corrupt("disk/frames", at + len(image) // 3)
         with pytest.raises(CorruptData):
             await owner.read()
+
+    run(scenario)
+
+
+def test_a_read_past_the_end_of_a_frame_file_is_damage_and_never_fewer_bytes() -> None:
+    """As after a repair of the file system. Parts of a replica have no checksum of their own."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=100)
+        await owner.seal(image)
+        disk = owner.world.nodes["b1"].disk
+        disk.cut("disk/frames", disk.durable("disk/frames").index(image) + 100)
+        assert await owner.read(length=100) == image[:100]
+        for offset, length in ((0, 101), (90, 20), (200, 10)):
+            with pytest.raises(CorruptData, match="the frame file ends here"):
+                await owner.read(offset=offset, length=length)
+        server = owner.world.server("b1")
+        replica = server._holdings.find(LOG, SEGMENT)
+        server._holdings.fill(replica, 90, memoryview(bytearray(10)))
+        with pytest.raises(CorruptData, match="the frame file ends here"):
+            server._holdings.fill(replica, 90, memoryview(bytearray(11)))
+
+    run(scenario)
+
+
+def test_a_sync_does_not_cover_what_is_written_while_it_runs() -> None:
+    """Bytes that are written again, after a certificate that did not fit, are durable with the
+    next sync: a record says before that that its replica has to be checked."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        start, server = len(rows.data), owner.world.server("b1")
+        medium, replica = server._media["disk"], server._holdings.find(LOG, SEGMENT)
+        await medium.settle()
+        assert replica.synced == start
+        await medium.write(replica, start, [b"x" * 100])
+        begun = asyncio.Event()
+        owner.world.nodes["b1"].disk.on_sync = lambda _: begun.set()
+        syncing = asyncio.create_task(medium.settle())
+        await begun.wait()
+        await medium.write(replica, start + 40, [b"y" * 60])
+        await syncing
+        assert replica.synced == start + 40
+        await medium.settle()
+        assert replica.synced == start + 100
 
     run(scenario)
 
