@@ -144,10 +144,6 @@ MUTANTS = [
                 "            self.next_side[frame] = 1 - side\n            self._unsynced_records.pop",
                 "            self._unsynced_records.pop",
             ),
-            (
-                "            self._freed.extend(replica.frames)\n",
-                "            self.allocator.release(replica.frames)\n",
-            ),
         ],
     ),
     *mutants_of(
@@ -167,16 +163,24 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
-        "actors/backup/disk_opening.py",
-        (*_FILES, "tests/simulation/backups/test_backup.py"),
+        "actors/backup/disk_medium.py",
+        (f"{_UNIT}/test_disk_opening.py",),
         [
-            ("    if found != (server, cluster, spec.name):", "    if False:"),
+            (
+                "            self._freed.extend(replica.frames)\n",
+                "            self.allocator.release(replica.frames)\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_opening.py",
+        (f"{_UNIT}/test_disk_opening.py",),
+        [
             (
                 "        if slots.newest is not None:\n            raise",
                 "        if False:\n            raise",
             ),
             ("                if frame in used:\n", "                if False:\n"),
-            ("        return found == Certified(record.length, record.crc)", "        return True"),
             (
                 "            medium.next_side[frame] = slots.newest_side  # the one that holds must stay\n",
                 "",
@@ -197,6 +201,14 @@ MUTANTS = [
                 "    await disk.settle()  # what is read from here on is durable, even if only the process had died\n",
                 "",
             ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_opening.py",
+        (*_FILES, "tests/simulation/backups/test_backup.py"),
+        [
+            ("    if found != (server, cluster, spec.name):", "    if False:"),
+            ("        return found == Certified(record.length, record.crc)", "        return True"),
         ],
     ),
     *mutants_of(

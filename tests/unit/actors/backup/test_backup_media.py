@@ -301,7 +301,10 @@ def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> 
             await owner.write(rows, segment_id=SEGMENT + number)
         disk = owner.world.nodes["b1"].disk
         for decayed in (place, 1 - place, place):
-            disk.corrupt("disk/frames", decayed * BLOCK_BYTES + 100)
+            at = decayed * BLOCK_BYTES
+            disk.corrupt("disk/frames", at + 20)
+            block = disk.durable("disk/frames")[at : at + BLOCK_BYTES]
+            assert frames.newest_superblock(block) is None, "what decayed is no padding"
             await owner.restart()
             held = [info.segment_id for info in await owner.inventory()]
             assert held[: EXTENT_FRAMES + 2] == [*range(SEGMENT, SEGMENT + EXTENT_FRAMES + 2)]
