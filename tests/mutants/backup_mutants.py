@@ -155,6 +155,10 @@ MUTANTS = [
                 "        if False:\n            raise CorruptData",
             ),
             ("            if found < size:\n", "            if False:\n"),
+            (
+                "            self.copy_superblock()\n            first = self.layout.frame_count\n",
+                "            first = self.layout.frame_count\n",
+            ),
             ("min(written, replica.unsynced_from)", "written"),
             (
                 "                raise NoSpace(self._server, self.name)\n            taken",
@@ -166,6 +170,11 @@ MUTANTS = [
         "actors/backup/disk_medium.py",
         (f"{_UNIT}/test_disk_opening.py",),
         [
+            (
+                "            if self._is_copy_pending:  # of two places that are written at once a crash tears both\n"
+                "                await self.settle()\n",
+                "",
+            ),
             (
                 "            self._freed.extend(replica.frames)\n",
                 "            self.allocator.release(replica.frames)\n",
@@ -181,6 +190,10 @@ MUTANTS = [
                 "        if False:\n            raise",
             ),
             ("                if frame in used:\n", "                if False:\n"),
+            (
+                "        await file.sync()  # before the next one is written to the other place\n",
+                "",
+            ),
             (
                 "            medium.next_side[frame] = slots.newest_side  # the one that holds must stay\n",
                 "",
@@ -482,6 +495,11 @@ MUTANTS = [
                 "candidates_for(log, media[0])",
             ),
         ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_opening.py",
+        (f"{_UNIT}/test_backup_media.py",),
+        [("if any(head) and not has_both_superblocks(head):", "if False:")],
     ),
     *mutants_of(
         "actors/backup/disk_opening.py",

@@ -16,6 +16,7 @@ from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.actors.backup.frames import BLOCK_BYTES, EXTENT_FRAMES
 from stelae.actors.backup.replicas import Replica
 from stelae.core.errors import CorruptData, NoSpace, StaleTerm, StelaeError
+from stelae.simulation import Options
 from tests.unit.actors.backup.backup_world import (
     LOG,
     MEDIA,
@@ -290,8 +291,9 @@ def test_a_frame_file_of_another_server_is_refused() -> None:
         run(scenario)
 
 
+@pytest.mark.parametrize("kept", [0.0, 1.0], ids=["the power went", "its process ended"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> None:
+def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int, kept: float) -> None:
     """Both know every extent, also the newest: the backup starts with all that it had, and writes
     the decayed one again, so that the other may decay later."""
 
@@ -310,7 +312,7 @@ def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> 
             assert held[: EXTENT_FRAMES + 2] == [*range(SEGMENT, SEGMENT + EXTENT_FRAMES + 2)]
             await owner.write(rows, segment_id=SEGMENT + 1000 + len(held))  # with a sync
 
-    run(scenario)
+    run(scenario, options=Options(keep_unsynced_rate=kept))
 
 
 DISK_BYTES = 40 * 16384

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from stelae.actors.backup.disk_opening import open_frame_medium
 from stelae.actors.backup.frames import (
     BLOCK_BYTES,
     EXTENT_FRAMES,
@@ -13,10 +14,11 @@ from stelae.actors.backup.frames import (
     decode_record,
     encode_record,
 )
-from stelae.simulation import Options
+from stelae.core.ids import ServerUuid
+from stelae.simulation import Options, World
 from stelae.simulation.world.disk import SimDisk
 from stelae.simulation.world.node import SimulationFailure
-from tests.unit.actors.backup.backup_world import LOG, SEGMENT, Owner, Rows, make_image, run
+from tests.unit.actors.backup.backup_world import LOG, MEDIA, SEGMENT, Owner, Rows, make_image, run
 
 FILE = "disk/frames"
 
@@ -52,6 +54,48 @@ def test_a_file_whose_superblocks_both_decayed_is_not_begun_again() -> None:
 
     with pytest.raises(SimulationFailure, match="records of frames of no known extent"):
         run(scenario)
+
+
+@pytest.fixture
+def one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup with one frame file: opening the next one syncs the whole disk."""
+    for name in ("flash", "tiny"):
+        monkeypatch.delitem(MEDIA, name)
+
+
+def note_syncs(owner: Owner, found: list[list[int]]) -> None:
+    """Note of each sync, until the next crash, which superblocks it covers: all may be torn."""
+    disk = owner.world.nodes["b1"].disk
+
+    def look(_: float) -> None:
+        written = {each.offset for each in disk._files[FILE].pending if each.data}
+        found.append(sorted(written & {0, BLOCK_BYTES}))
+        disk.on_sync = look
+
+    disk.on_sync = look
+
+
+@pytest.mark.usefixtures("one_file")
+def test_no_crash_tears_both_superblocks() -> None:
+    """They are never written in one sync: when a file grows, nor when a start writes one again."""
+
+    async def scenario(owner: Owner) -> None:
+        rows, disk = Rows(), owner.world.nodes["b1"].disk
+        found = list[list[int]]()
+        note_syncs(owner, found)
+        for number in range(2 * EXTENT_FRAMES):  # all: the first write after a start grows it
+            await owner.write(rows, segment_id=SEGMENT + number)
+        for decayed in (0, 1, 1, 0):
+            disk.corrupt(FILE, decayed * BLOCK_BYTES + 20)
+            owner.world.crash("b1")
+            note_syncs(owner, found)
+            await owner.world.wait_ready()
+            await owner.write(rows, segment_id=SEGMENT + 1000 + len(found))
+        assert [0] in found
+        assert [BLOCK_BYTES] in found
+        assert [0, BLOCK_BYTES] not in found
+
+    run(scenario)
 
 
 def test_a_superblock_that_does_not_know_the_last_extent_is_refused() -> None:
@@ -112,28 +156,41 @@ def test_the_record_that_holds_stays_when_a_torn_append_is_repaired() -> None:
     run(scenario)
 
 
-def test_what_a_start_has_found_is_durable_before_it_is_told() -> None:
-    """Also if only the process had ended, and something was repaired: the next start may follow a
-    loss of power."""
+@pytest.mark.usefixtures("one_file")
+def test_what_a_start_has_repaired_is_durable_before_it_is_told() -> None:
+    """Also if only the process had ended: the next start may follow a loss of power."""
 
     async def scenario(owner: Owner) -> None:
-        rows, lazy = Rows(), Rows(SEGMENT + 1)
+        rows = Rows()
         await owner.write(rows)
-        await owner.write(lazy, segment_id=SEGMENT + 1, medium="flash")
-        lengths = len(rows.data), len(lazy.data)
-        for each, segment_id, medium in ((rows, SEGMENT, "disk"), (lazy, SEGMENT + 1, "flash")):
-            each.add(1, pad=100)
-            start = lengths[segment_id - SEGMENT]
-            await owner.write(each, start, segment_id=segment_id, medium=medium)
+        length = len(rows.data)
+        rows.add(1, pad=100)
+        await owner.write(rows, length)
         disk = owner.world.nodes["b1"].disk
-        assert not disk.is_settled, "appends to flash wait for no sync"
         disk.corrupt(FILE, disk.durable(FILE).index(rows.data) + len(rows.data) - 1)
         await owner.restart()
         assert disk.is_settled
-        told = await owner.inventory()
-        assert [info.length for info in told] == [lengths[0], len(lazy.data)]
+        assert [info.length for info in await owner.inventory()] == [length]
         await owner.restart(loses_all=True)
-        assert [info.length for info in await owner.inventory()] == [info.length for info in told]
+        assert [info.length for info in await owner.inventory()] == [length]
+
+    run(scenario, options=Options(keep_unsynced_rate=1.0))
+
+
+def test_what_a_start_has_found_is_durable_before_it_is_told() -> None:
+    """An append that waited for no sync is there after its process has ended, and stays."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium="flash")
+        length = len(rows.data)
+        rows.add(1, pad=100)
+        await owner.write(rows, length, medium="flash")
+        disk = owner.world.nodes["b1"].disk
+        assert not disk.is_settled
+        for loses_all in (False, True):
+            await owner.restart(loses_all=loses_all)
+            assert [info.length for info in await owner.inventory()] == [len(rows.data)]
 
     run(scenario, options=Options(keep_unsynced_rate=1.0))
 
@@ -144,16 +201,31 @@ def test_a_frame_file_whose_name_is_not_durable_is_given_one(
     """Its process had ended before it had synced the folder. What is acknowledged in the file later
     must not be lost with its name."""
     monkeypatch.setattr(SimDisk, "is_unnamed", lambda *_: False)  # as a real disk, which opens it
+    world = World(1, Options())
+    runtime = world.client("b1")
 
-    async def scenario(owner: Owner) -> None:
-        disk = owner.world.nodes["b1"].disk
+    async def opened() -> None:
+        medium, _ = await open_frame_medium(
+            MEDIA["disk"],
+            runtime,
+            runtime.disk,
+            server=ServerUuid("u" * 32),
+            server_name="b1",
+            cluster="demo",
+            segment_bytes=4096,
+            unsynced_bytes_max=1 << 16,
+        )
+        medium.close()
+
+    async def main() -> None:
+        await opened()
+        disk = world.nodes["b1"].disk
         disk._unnamed.append(((FILE, disk._named.pop(FILE)),))
-        await owner.restart()
-        await owner.write(Rows())
-        await owner.restart(loses_all=True)
-        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT]
+        await opened()
+        disk.lose_power(drop_all=True)
+        assert disk.paths() == [FILE]
 
-    run(scenario, options=Options(keep_unsynced_rate=1.0))
+    world.run(main())
 
 
 def test_a_head_whose_machine_lost_its_power_says_that_it_may_be_short() -> None:
