@@ -161,6 +161,34 @@ async def test_a_line_that_is_copied_twice_is_one_row(
         assert await table.count() == 2
 
 
+async def test_rows_that_were_not_written_are_copied_by_the_next_copier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that dies before its rows are in the table leaves the mark as it was, in its file
+    too: no line is lost."""
+    async with local_cluster(tmp_path / "c", tservers=1) as cluster:
+        log, mark = AuditLog(tmp_path / "audit"), tmp_path / "audit" / MARK
+        await log.end(call(log, "/v1/tables/a"), 200, b"")
+        dying = copier_of(log, cluster.database)
+        await all_of(dying)
+        before = mark.read_bytes()
+        await log.end(call(log, "/v1/tables/b"), 200, b"")
+
+        async def killed(*_: Any, **__: Any) -> None:
+            raise OSError("the process ends here")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(AsyncDatabase, "put_audit", killed)
+            with pytest.raises(OSError, match="ends here"):
+                await dying.turn()
+        assert mark.read_bytes() == before
+        dying._files.release()
+        copier = copier_of(log, cluster.database)
+        await all_of(copier)
+        await copier.close()
+        assert [e["object"] for e in await cluster.database.audit()] == ["a", "b"]
+
+
 async def test_a_beginning_that_is_overtaken_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

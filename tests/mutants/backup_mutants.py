@@ -22,7 +22,6 @@ MUTANTS = [
         [
             ("        if term < fence:\n", "        if False:\n"),
             ("if opens and request.segment_id < heads_from:", "if False:"),
-            ("or crc32c(body) != crc:", "or False:"),
             ("        await self._save(lambda durable: _holds(durable.terms, wanted))\n", ""),
             (
                 "        if term > self._terms.get(log, 0):\n            self._terms[log] = term",
@@ -30,6 +29,14 @@ MUTANTS = [
             ),
             ("            await self._disk.replace(FENCES_FILE, head + body)\n", ""),
             ("        self._terms = dict(self._promised.terms)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/fences.py",
+        (f"{_UNIT}/test_fences.py",),
+        [
+            ("or crc32c(body) != crc:", "or False:"),
+            ("or not is_whole or", "or"),
         ],
     ),
     *mutants_of(
@@ -75,10 +82,6 @@ MUTANTS = [
                 "            self._fences.check(log, request.term)  # it may have risen during the write\n",
                 "",
             ),
-            (
-                "            if held is None:\n                medium.free(replica)\n            raise\n",
-                "            raise\n",
-            ),
             ("            replica.written = base.length\n            raise", "            raise"),
             (
                 "            await medium.write(replica, 0, [image])\n            self._fences.check(log, request.term)\n",
@@ -94,6 +97,26 @@ MUTANTS = [
                 "        if batch is not None and former.wanted is not None:\n            await batch.wait()\n",
                 "",
             ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/replica_writes.py",
+        (f"{_UNIT}/test_backup_media.py",),
+        [
+            (
+                "            if held is None:\n                medium.free(replica)\n            raise\n",
+                "            raise\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/replica_writes.py",
+        (f"{_UNIT}/test_holdings.py",),
+        [
+            (
+                "same = same and held is not None and not held.damaged",
+                "same = same and held is not None",
+            )
         ],
     ),
     *mutants_of(
@@ -118,17 +141,39 @@ MUTANTS = [
                 "",
             ),
             (
+                "            self.next_side[frame] = 1 - side\n            self._unsynced_records.pop",
+                "            self._unsynced_records.pop",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_medium.py",
+        (f"{_UNIT}/test_backup_media.py",),
+        [
+            (
                 "        if got < length:\n            raise CorruptData",
                 "        if False:\n            raise CorruptData",
             ),
+            ("            if found < size:\n", "            if False:\n"),
             (
-                "            self.next_side[frame] = 1 - side\n            self._unsynced_records.pop",
-                "            self._unsynced_records.pop",
+                "            self.copy_superblock()\n            first = self.layout.frame_count\n",
+                "            first = self.layout.frame_count\n",
             ),
             ("min(written, replica.unsynced_from)", "written"),
             (
                 "                raise NoSpace(self._server, self.name)\n            taken",
                 "                pass\n            taken",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_medium.py",
+        (f"{_UNIT}/test_disk_opening.py",),
+        [
+            (
+                "            if self._is_copy_pending:  # of two places that are written at once a crash tears both\n"
+                "                await self.settle()\n",
+                "",
             ),
             (
                 "            self._freed.extend(replica.frames)\n",
@@ -138,15 +183,17 @@ MUTANTS = [
     ),
     *mutants_of(
         "actors/backup/disk_opening.py",
-        (*_FILES, "tests/simulation/backups/test_backup.py"),
+        (f"{_UNIT}/test_disk_opening.py",),
         [
-            ("    if found != (server, cluster, spec.name):", "    if False:"),
             (
                 "        if slots.newest is not None:\n            raise",
                 "        if False:\n            raise",
             ),
             ("                if frame in used:\n", "                if False:\n"),
-            ("        return found == Certified(record.length, record.crc)", "        return True"),
+            (
+                "        await file.sync()  # before the next one is written to the other place\n",
+                "",
+            ),
             (
                 "            medium.next_side[frame] = slots.newest_side  # the one that holds must stay\n",
                 "",
@@ -170,6 +217,14 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "actors/backup/disk_opening.py",
+        (*_FILES, "tests/simulation/backups/test_backup.py"),
+        [
+            ("    if found != (server, cluster, spec.name):", "    if False:"),
+            ("        return found == Certified(record.length, record.crc)", "        return True"),
+        ],
+    ),
+    *mutants_of(
         "actors/backup/frames.py",
         _FILES,
         [
@@ -190,12 +245,21 @@ MUTANTS = [
                 "if replica is None or replica.facts is None:\n            name",
                 "if replica is None:\n            name",
             ),
+            ("    if found != new:\n", "    if False:\n"),
+            ("if other is not None and _rank(other) >= _rank(replica):", "if other is not None:"),
+        ],
+    ),
+    *mutants_of(
+        "actors/backup/holdings.py",
+        (f"{_UNIT}/test_holdings.py",),
+        [
             ("            if replica.damaged:\n", "            if False:\n"),
             ("offset + length > facts.length:", "False:"),
             ("if length > REPLY_BYTES_MAX:", "if False:"),
             ("is_right = await checksum(self._runtime, data) == facts.crc", "is_right = True"),
-            ("    if found != new:\n", "    if False:\n"),
-            ("if other is not None and _rank(other) >= _rank(replica):", "if other is not None:"),
+            ("if offset < 0 or length < 0 or offset", "if offset"),
+            ("not verify or await self._runtime.offload(_is_certified, facts, data)", "True"),
+            ("facts is None or replica.damaged:", "facts is None:"),
         ],
     ),
     *mutants_of(
@@ -431,6 +495,11 @@ MUTANTS = [
                 "candidates_for(log, media[0])",
             ),
         ],
+    ),
+    *mutants_of(
+        "actors/backup/disk_opening.py",
+        (f"{_UNIT}/test_backup_media.py",),
+        [("if any(head) and not has_both_superblocks(head):", "if False:")],
     ),
     *mutants_of(
         "actors/backup/disk_opening.py",

@@ -10,6 +10,7 @@ _TABLE = "tests/front/test_audit_table.py::test_"
 _AUDIT_ALL = (f"{_TABLE}calls_of_admins_and_refusals_are_in_the_table",)
 _AUDIT_OWN = (f"{_TABLE}nobody_but_stelae_writes_to_the_table_or_drops_it",)
 _AUDIT_TWICE = (f"{_TABLE}a_line_that_is_copied_twice_is_one_row",)
+_AUDIT_UNWRITTEN = (f"{_TABLE}rows_that_were_not_written_are_copied_by_the_next_copier",)
 _AUDIT_AWAY = (f"{_TABLE}while_the_table_is_away_lines_wait_in_the_files",)
 _AUDIT_OLD = (f"{_TABLE}what_is_too_old_or_too_much_is_deleted",)
 _AUDIT_ASIDE = (f"{_TABLE}lines_of_files_that_are_set_aside_are_copied",)
@@ -111,12 +112,14 @@ MUTANTS = [
             (" and len(self._bad_tokens) >= MAX_SOURCES:", " and False:"),
             (" and len(self._not_permitted) >= MAX_SOURCES:", " and False:"),
             ("        if known is None:\n", "        if True:\n"),
+            ("range(KEPT_FILES - 1, 0, -1)", "range(1, KEPT_FILES)"),
         ],
     ),
     *mutants_of(
         "serve/gateway/audit_files.py",
         _AUDIT_FILES,
         [
+            ("range(KEPT_FILES, 0, -1)", "range(1, KEPT_FILES + 1)"),
             ("        except msgspec.MsgspecError:\n", "        except UnicodeError:\n"),
             ('        end = data.rfind(b"\\n") + 1\n', "        end = len(data)\n"),
         ],
@@ -125,11 +128,6 @@ MUTANTS = [
         "serve/gateway/audit_files.py",
         _AUDIT_OTHER,
         [("fcntl.LOCK_EX | fcntl.LOCK_NB)", "fcntl.LOCK_SH | fcntl.LOCK_NB)")],
-    ),
-    *mutants_of(
-        "serve/gateway/audit_files.py",
-        _AUDIT_ASIDE,
-        [("range(KEPT_FILES, 0, -1)", "range(1, KEPT_FILES + 1)")],
     ),
     *mutants_of(
         "serve/gateway/audit_copier.py",
@@ -167,6 +165,18 @@ MUTANTS = [
                 "        await _in_thread(lambda: self._files.write_mark(piece.mark))  # rule 1\n"
                 "        self._mark = piece.mark\n",
                 "        self._mark = piece.mark\n"
+                "        await _in_thread(lambda: self._files.write_mark(piece.mark))\n"
+                "        await database.put_audit(self._rows(piece), timeout=WRITE_TIMEOUT_S)\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "serve/gateway/audit_copier.py",
+        _AUDIT_UNWRITTEN,
+        [
+            (
+                "        await database.put_audit(self._rows(piece), timeout=WRITE_TIMEOUT_S)\n"
+                "        await _in_thread(lambda: self._files.write_mark(piece.mark))  # rule 1\n",
                 "        await _in_thread(lambda: self._files.write_mark(piece.mark))\n"
                 "        await database.put_audit(self._rows(piece), timeout=WRITE_TIMEOUT_S)\n",
             ),

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from stelae.core.errors import RetryLater
+from stelae.serve.gateway import audit as audit_module
 from stelae.serve.gateway.audit import (
     BODY_BYTES,
+    KEPT_FILES,
     MAX_SOURCES,
     PATH_CHARS,
     REFUSED_S,
@@ -198,6 +200,21 @@ def test_a_mark_that_cannot_be_believed_is_no_mark(tmp_path: Path) -> None:
     assert files.read_mark() == Mark()
     other = files.after(Mark("another file", 7))
     assert (len(other.lines), other.gone) == (2, "another file")
+
+
+def test_files_that_were_set_aside_are_read_in_the_order_of_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the oldest on. Setting a file aside deletes the oldest one, and no other."""
+    monkeypatch.setattr(audit_module, "FILE_BYTES", 1)
+    log, files = AuditLog(tmp_path), AuditFiles(tmp_path)
+    begun = [log.begin(SCOPE, "ci", "admin").id for _ in range(KEPT_FILES + 2)]
+    assert len(list(tmp_path.glob("*.jsonl"))) == KEPT_FILES
+    found, mark = list[str](), Mark()
+    while (piece := files.after(mark)).lines:
+        found += [json.loads(line)["id"] for line in piece.lines if line]
+        mark = piece.mark
+    assert found == begun[2:]
 
 
 def test_a_line_counts_once_its_end_is_there(tmp_path: Path) -> None:

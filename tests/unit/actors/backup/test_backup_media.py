@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 from typing import Any
@@ -15,7 +16,9 @@ from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.actors.backup.frames import BLOCK_BYTES, EXTENT_FRAMES
 from stelae.actors.backup.replicas import Replica
 from stelae.core.errors import CorruptData, NoSpace, StaleTerm, StelaeError
+from stelae.simulation import Options
 from tests.unit.actors.backup.backup_world import (
+    LOG,
     MEDIA,
     SEGMENT,
     SETTINGS,
@@ -178,6 +181,52 @@ def test_a_decayed_image_is_not_served() -> None:
     run(scenario)
 
 
+def test_a_read_past_the_end_of_a_frame_file_is_damage_and_never_fewer_bytes() -> None:
+    """As after a repair of the file system. Parts of a replica have no checksum of their own."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=100)
+        await owner.seal(image)
+        disk = owner.world.nodes["b1"].disk
+        disk.cut("disk/frames", disk.durable("disk/frames").index(image) + 100)
+        assert await owner.read(length=100) == image[:100]
+        for offset, length in ((0, 101), (90, 20), (200, 10)):
+            with pytest.raises(CorruptData, match="the frame file ends here"):
+                await owner.read(offset=offset, length=length)
+        server = owner.world.server("b1")
+        replica = server._holdings.find(LOG, SEGMENT)
+        server._holdings.fill(replica, 90, memoryview(bytearray(10)))
+        with pytest.raises(CorruptData, match="the frame file ends here"):
+            server._holdings.fill(replica, 90, memoryview(bytearray(11)))
+
+    run(scenario)
+
+
+def test_a_sync_does_not_cover_what_is_written_while_it_runs() -> None:
+    """Bytes that are written again, after a certificate that did not fit, are durable with the
+    next sync: a record says before that that its replica has to be checked."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        start, server = len(rows.data), owner.world.server("b1")
+        medium, replica = server._media["disk"], server._holdings.find(LOG, SEGMENT)
+        await medium.settle()
+        assert replica.synced == start
+        await medium.write(replica, start, [b"x" * 100])
+        begun = asyncio.Event()
+        owner.world.nodes["b1"].disk.on_sync = lambda _: begun.set()
+        syncing = asyncio.create_task(medium.settle())
+        await begun.wait()
+        await medium.write(replica, start + 40, [b"y" * 60])
+        await syncing
+        assert replica.synced == start + 40
+        await medium.settle()
+        assert replica.synced == start + 100
+
+    run(scenario)
+
+
 def test_a_decayed_prologue_makes_an_open_replica_lost() -> None:
     """An open replica whose prologue cannot be read is not offered to a recovery."""
 
@@ -242,8 +291,9 @@ def test_a_frame_file_of_another_server_is_refused() -> None:
         run(scenario)
 
 
+@pytest.mark.parametrize("kept", [0.0, 1.0], ids=["the power went", "its process ended"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> None:
+def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int, kept: float) -> None:
     """Both know every extent, also the newest: the backup starts with all that it had, and writes
     the decayed one again, so that the other may decay later."""
 
@@ -253,13 +303,16 @@ def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> 
             await owner.write(rows, segment_id=SEGMENT + number)
         disk = owner.world.nodes["b1"].disk
         for decayed in (place, 1 - place, place):
-            disk.corrupt("disk/frames", decayed * BLOCK_BYTES + 100)
+            at = decayed * BLOCK_BYTES
+            disk.corrupt("disk/frames", at + 20)
+            block = disk.durable("disk/frames")[at : at + BLOCK_BYTES]
+            assert frames.newest_superblock(block) is None, "what decayed is no padding"
             await owner.restart()
             held = [info.segment_id for info in await owner.inventory()]
             assert held[: EXTENT_FRAMES + 2] == [*range(SEGMENT, SEGMENT + EXTENT_FRAMES + 2)]
             await owner.write(rows, segment_id=SEGMENT + 1000 + len(held))  # with a sync
 
-    run(scenario)
+    run(scenario, options=Options(keep_unsynced_rate=kept))
 
 
 DISK_BYTES = 40 * 16384
