@@ -25,6 +25,8 @@ from stelae.applying.server_verbs import check_server, run_verb
 from stelae.applying.spec_operations import Document
 from stelae.cluster import connect
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, StelaeError
+from stelae.database.api import Database
+from stelae.database.callers import Door, called_by
 from stelae.database.progress import retiring_told
 from stelae.deploy.asked import Kept, kept_spec
 from stelae.deploy.cluster_files import home_of
@@ -94,12 +96,16 @@ class SpecHost:
             "servers": [asdict(each) for each in self._replacing.verdicts],
         }
 
+    def _connect(self) -> Database:
+        with called_by(Door.APPLIER):
+            return connect(self._cluster)
+
     def _watch(self, period_s: float) -> None:
         """Replace servers of machines that stay away, until the cluster is taken down."""
         problem = ""
         while not self._is_stopped.wait(period_s * random.uniform(0.75, 1.25)):
             try:
-                self._replacing.step(self._cluster, lambda: connect(self._cluster))
+                self._replacing.step(self._cluster, self._connect)
                 problem = ""
             except Exception as error:  # whatever it was: another look comes, with another state
                 if str(error) != problem:
@@ -145,7 +151,7 @@ class SpecHost:
     def begin_server(self, verb: str, server: str, options: Document, by: str) -> Document:
         """See `ClusterSpecs.begin_server`."""
         with self._lock:
-            with connect(self._cluster) as database:
+            with self._connect() as database:
                 names = check_server(database, verb, server)
             takes_back = verb == "retire" and options["cancel"]
             if not (takes_back and names & self._leaving):
@@ -154,7 +160,7 @@ class SpecHost:
             work = Operation(uuid.uuid4().hex[:12], by, what=f"server {verb} {server}")
 
             def carry_out() -> None:
-                with connect(self._cluster) as database:
+                with self._connect() as database:
                     tell = self._teller(work)
                     work.result = run_verb(
                         *(database, verb, server, options), tell, retiring_told, LONGEST_S
@@ -203,7 +209,7 @@ class SpecHost:
     def _apply(self, spec: Document, work: Operation, *, dry_run: bool) -> Document:
         if not os.path.isabs(str(spec.get("data_dir", ""))):  # as in a file that lies elsewhere
             spec = {**spec, "data_dir": self._data_dir}
-        with connect(self._cluster) as database:
+        with self._connect() as database:
             found = apply(
                 *(database, spec),
                 dry_run=dry_run,

@@ -50,6 +50,7 @@ from stelae.cli.which_cluster import (
     Json,
     data_dir_of,
     join,
+    note_call,
     place_in_ray,
     read_status,
     spec_of,
@@ -188,6 +189,7 @@ def up(
 
         def shown(made: Up) -> None:
             status.stop()
+            note_call(made.data_dir, "up")
             tell(made)
             if not as_json:
                 make_console().print("Ctrl-C takes it down.")
@@ -202,6 +204,7 @@ def up(
         made = (
             start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
         )
+    note_call(made.data_dir, "up")
     tell(made)
 
 
@@ -337,6 +340,7 @@ def _take_down(folder: Path) -> bool:
                 f"the cluster of {folder} belongs to process {holder}, which launched it: call "
                 "close() there, or end that process"
             )
+        note_call(folder, "down")
         end_keeper(holder)
         left = wait_ended(path for path in sorted(folder.iterdir()) if path.is_dir())
         if left:
@@ -347,6 +351,7 @@ def _take_down(folder: Path) -> bool:
         return False
     from stelae.cluster import take_down_in_ray
 
+    note_call(folder, "down")
     try:
         return take_down_in_ray(state)
     except Unavailable:  # that Ray is gone, and everything in it
@@ -366,6 +371,7 @@ def _take_down_in_ray(where: Path | None) -> bool:
     try:
         join(place[1])
         with home_of(place[0], (data_dir_of(where),)) as home:
+            note_call(home, "down")
             return take_down_in_ray(load_state(home))
     except Unavailable:  # no such Ray, or no such cluster in it
         return False

@@ -6,6 +6,8 @@ Over a `Database` that is connected by HTTP, `/v1/audit` does the same.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stelae.client.aio import Loop
@@ -26,6 +28,29 @@ class AuditOperations:
 
     def _require_inside(self) -> None:
         raise NotImplementedError
+
+    def note_call(self, what: str) -> None:
+        """Put a call into the audit log that gives masters no order, such as `stelae down`. Takes
+        up to `WAIT_S`, and never fails for the log's sake."""
+        with self._noted(what):
+            pass
+
+    @contextmanager
+    def _noted(self, what: str, details: str = "") -> Iterator[None]:
+        """Note a call that may last long, when it begins and when it has ended."""
+        calls = self._database.calls
+        if calls is None:
+            yield
+            return
+        words = what.split()
+        about = words[2] if len(words) == 3 else ""
+        call = self._loop.run(calls.begin(what, about, details))
+        try:
+            yield
+        except BaseException as error:
+            self._loop.run(calls.end(call, error))
+            raise
+        self._loop.run(calls.end(call, None))
 
     def audit(
         self,

@@ -251,11 +251,12 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
         from stelae.deploy.asked import who
 
         turn = self._database.turn(by or who(), what)
-        self._loop.run(turn.begin())
-        try:
-            yield lambda: self._loop.run(turn.sure(SILENCE_S))
-        finally:
-            self._loop.run(turn.end())
+        with self._noted(what, f"by {by}" if by else ""):
+            self._loop.run(turn.begin())
+            try:
+                yield lambda: self._loop.run(turn.sure(SILENCE_S))
+            finally:
+                self._loop.run(turn.end())
 
     def maintain_server(
         self, server: str, on: bool, *, timeout: float = CALL_TIMEOUT_S
