@@ -352,7 +352,7 @@ class AsyncDatabase(
         )
 
     async def _put_calls(self, rows: Sequence[Row]) -> None:
-        await self.put_audit(rows, timeout=WRITE_TIMEOUT_S)
+        await self.put_calls(rows, timeout=WRITE_TIMEOUT_S)
 
     async def close(self) -> None:
         """End this client's connections, once its rows of the audit log are written or given up."""

@@ -13,10 +13,12 @@ import io
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
 from stelae.cli.audit import audit
 from stelae.cli.cluster.apply import apply
@@ -46,6 +48,7 @@ from stelae.cli.table.rows import table_get  # noqa: F401  # likewise
 from stelae.cli.table.tables import table_app
 from stelae.cli.table.transfers import table_import  # noqa: F401  # likewise
 from stelae.cli.which_cluster import (
+    COMMAND,
     Debug,
     Json,
     data_dir_of,
@@ -516,13 +519,36 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="replace")
+    before = COMMAND.set(command_of(given))
     try:
         app(args=given, prog_name="stelae")
     except Exception as error:
         if "--debug" in given:
             raise
         sys.exit(_report_error(error, as_json="--json" in given))
+    finally:
+        COMMAND.reset(before)
     sys.exit(0)
+
+
+def command_of(given: Sequence[str]) -> str:
+    """The words of a command, without its arguments and options, which may be secret. Pure."""
+    words, inside = ["stelae"], app
+    for word in given:
+        groups = {str(each.typer_instance.info.name): each for each in inside.registered_groups}
+        if word in groups:
+            words.append(word)
+            inside = groups[word].typer_instance
+            continue
+        if any(_name_of(each) == word for each in inside.registered_commands):
+            words.append(word)
+        break
+    return " ".join(words)
+
+
+def _name_of(command: CommandInfo) -> str:
+    function = command.callback
+    return command.name or ("" if function is None else function.__name__.replace("_", "-"))
 
 
 def _report_error(error: Exception, *, as_json: bool) -> int:

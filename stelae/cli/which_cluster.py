@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+COMMAND: ContextVar[str] = ContextVar("command", default="")
+"""The words of the command that runs, without its arguments."""
 STATUS_TIMEOUT_S = 5.0
 DEFAULT_FILE = "cluster.yaml"
 
@@ -92,8 +94,7 @@ def as_command() -> Iterator[None]:
     """Connections that are opened within it are of the command that runs, in the audit log."""
     from stelae.database.callers import Door, called_by
 
-    context = click.get_current_context(silent=True)
-    with called_by(Door.CLI, "" if context is None else context.command_path):
+    with called_by(Door.CLI, COMMAND.get()):
         yield
 
 

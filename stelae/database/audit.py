@@ -64,16 +64,18 @@ class AuditOperations:
         before: str = "",
         timeout: float = CALL_TIMEOUT_S,
     ) -> list[dict[str, Any]]:
-        """Calls over HTTP that only admins may make, refusals too, the newest last.
+        """Administrative calls, refused ones too, the newest last.
 
-        Each has ``time`` (when it began, UTC), ``caller`` (the token's name), ``role``, ``method``,
-        ``path``, ``object``, ``outcome`` (``done``, ``refused``, ``failed``; ``begun``: no answer
-        is noted; ``lost``: not a call, some may be missing), ``status``, ``calls`` (how many it
-        stands for), ``duration_s``, ``source``, ``gateway``, ``request_id``, ``details``, ``id``.
+        Each has ``time`` (when it began, UTC), ``caller`` (the token's name, or ``user@host``),
+        ``role`` (``secret``: by the cluster's secret), ``method`` (of HTTP, or ``cli``, ``python``,
+        ``applier``), ``path`` (or the order, and what it is about), ``object``, ``outcome``
+        (``done``, ``refused``, ``failed``; ``begun``: no answer is noted; ``lost``: not a call,
+        some may be missing), ``status``, ``calls`` (how many it stands for), ``duration_s``,
+        ``source``, ``gateway``, ``request_id``, ``details``, ``id``.
 
         ``since``, ``until``: only calls that began then or later, and before that. ``who``: a
-        token's name. ``path``: its beginning. ``limit``: the newest so many, up to 1000; older ones
-        with ``before``, the ``id`` of the first.
+        token's name, or ``user@host``. ``path``: its beginning. ``limit``: the newest so many, up
+        to 1000; older ones with ``before``, the ``id`` of the first.
 
         Raises:
             InvalidArgument: no such outcome or entry, or a time without a time zone.

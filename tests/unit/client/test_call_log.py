@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stelae.client import audit as client_audit
 from stelae.client.admin import call_log
 from stelae.client.admin.call_log import ABOUT, Caller, CallLog, Row
 from stelae.client.database import AsyncDatabase
@@ -142,6 +143,28 @@ async def test_a_call_neither_fails_nor_waits_long_while_the_audit_table_is_away
         assert [row["path"] for row in await database.audit()] == names
         await database.close()
     assert not [r for r in caplog.records if "was not written" in r.message]
+
+
+async def test_a_cluster_without_a_front_has_its_log_trimmed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Now and then a client deletes the oldest rows above the largest limit that a front may have;
+    if that fails, its own row is written all the same."""
+    monkeypatch.setattr(client_audit, "TRIM_EVERY", 1)
+    monkeypatch.setattr(client_audit, "MOST_ROWS", 2)
+    async with local_cluster(tmp_path, tservers=1, backups=2) as cluster:
+        database = logged(cluster)
+        for name in "abc":
+            await database.create_table(name, SCHEMA, key="id")
+        assert [row["object"] for row in await database.audit()] == ["b", "c"]
+
+        async def refused(*arguments: Any, **more: Any) -> int:
+            raise RetryLater("busy")
+
+        monkeypatch.setattr(database, "trim_audit", refused)
+        await database.delete_table("a")
+        assert [row["object"] for row in await database.audit()] == ["b", "c", "a"]
+        await database.close()
 
 
 class Away(CallLog):
