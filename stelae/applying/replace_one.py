@@ -149,6 +149,8 @@ class _Replace:
         self._only_ended = False
         self._has_drained = False
         """A drain has begun, by whomever."""
+        self._has_waited = False
+        """It is past its beginning, in which a turn of somebody else refuses it."""
         self._target = ""
         """The machine that was chosen; empty: none yet."""
         self._set_aside: list[tuple[str, str]] = []
@@ -301,9 +303,9 @@ class _Replace:
                     else:
                         return
         except AlreadyRunning as error:
-            if not self._has_drained:
+            if not (self._has_drained or self._has_waited):
                 raise
-            self._pause(str(error))  # somebody began another change during the drain
+            self._pause(str(error))  # somebody began another change meanwhile
 
     def _read_again(self) -> None:
         """R1: what others have asked for, or moved, meanwhile. Raises InvalidArgument."""
@@ -428,6 +430,7 @@ class _Replace:
 
     def _pause(self, why: str) -> None:
         """Raises RetryLater: the time is over, or nothing changes."""
+        self._has_waited = True
         now = time.monotonic()
         if why != self._waited[0]:
             self._waited = why, now

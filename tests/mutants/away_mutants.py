@@ -21,10 +21,13 @@ MUTANTS = [
         "stelae/spec_host.py",
         ("tests/unit/stelae/test_spec_operations.py",),
         [
-            ("if not (takes_back and names & self._leaving):", "if True:"),
-            (" and names & self._leaving):", " and self._leaving):"),
-            ('verb == "retire" and options["cancel"]', 'verb == "retire"'),
-            ("            self._leaving = frozenset()\n            work", "            work"),
+            ("(place.waits and not is_same) or", "place.waits or"),
+            ("or (takes_back and is_same)", "or takes_back"),
+            ("return self.may_wait and not self.has_turn", "return self.may_wait"),
+            ("return self.may_wait and not self.has_turn", "return False"),
+            ('takes_back=verb == "retire" and options["cancel"]', 'takes_back=verb == "retire"'),
+            ("if len(waiting) >= WAITING_AT_ONCE:", "if False:"),
+            ("if each.state != RUNNING]\n        for", "]\n        for"),
         ],
     ),
     *mutants_of(
