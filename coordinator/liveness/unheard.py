@@ -4,7 +4,7 @@ After all masters were started anew nobody has heard a server whose disk is dead
 has of it says what it is called, so that it can be fenced by its UUID: the registry of safekeepers,
 members of tablets with replicas, the register of backups, and operators' marks. A server that is in
 none of these has nothing that the cluster needs: owners of tablets without replicas keep no rows
-on their own disks. (decisions §87)
+on their own disks. (decisions §81)
 """
 
 from __future__ import annotations

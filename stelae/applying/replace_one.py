@@ -167,8 +167,7 @@ class _Replace:
     def run(self, server: str) -> Replacement:
         """Raises InvalidArgument: all reasons why not, and nothing has changed; AlreadyRunning;
         RetryLater."""
-        self._wait_heard()
-        self._former = former_of(masters_status(self._database), self._name, server)
+        self._former = former_of(self._heard_status(), self._name, server)
         self._only_ended = self._is_started()
         if not self._only_ended:
             self._check_places()
@@ -194,9 +193,11 @@ class _Replace:
 
     # ---- looking ----------------------------------------------------------------------------
 
-    def _wait_heard(self) -> None:
-        while masters_status(self._database).get("heard_all") is not True:
+    def _heard_status(self) -> dict[str, Any]:
+        """A status document of a leader that has heard all that live."""
+        while (status := masters_status(self._database)).get("heard_all") is not True:
             self._pause("the leader master has just begun to hear the servers")
+        return status
 
     def _look(self) -> ReplaceStep:
         """By a new status document. Raises InvalidArgument: it is refused."""

@@ -612,6 +612,26 @@ def places(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return live
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_that_nobody_knows_needs_its_machine(
+    cluster: Cluster, places: dict[str, str], *, is_late: bool
+) -> None:
+    """Without a fence its process must be seen to have ended: also elsewhere, and also where the
+    machine is lost during the turn."""
+    cluster.forget("tserver-2")
+
+    def lost() -> None:
+        del places["m2"]
+
+    if is_late:
+        cluster.in_turn = lost
+    else:
+        lost()
+    with pytest.raises(InvalidArgument, match="no UUID of tserver-2 to fence it by"):
+        cluster.replace("tserver-2", elsewhere=True)
+    assert not [each for each in cluster.steps if "starts" in each or "aside" in each]
+
+
 @pytest.mark.parametrize("name", ["master-2", "tserver-2"])
 def test_a_folder_is_named_with_the_machine_that_it_is_on(
     cluster: Cluster, places: dict[str, str], name: str

@@ -150,7 +150,7 @@ def test_a_server_that_only_the_catalog_names_is_fenced(kind: ServerKind) -> Non
                 *(TabletId("x"), TableId("t"), 0, TabletState.RUNNING, 1, ServerUuid(""), 0),
                 configuration=Configuration(OpId(0, 0), peers),
             )
-            catalog.live_tablets = lambda: [tablet]  # type: ignore[method-assign]
+            catalog.live_tablets = lambda: iter([tablet])  # type: ignore[method-assign]
     assert never_heard_servers(catalog, world.liveness) == [NamedServer(kind, name, OLD)]
     world.put(world.replace())
     mark = catalog.mark(OLD)
