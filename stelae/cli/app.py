@@ -535,10 +535,11 @@ def command_of(given: Sequence[str]) -> str:
     """The words of a command, without its arguments and options, which may be secret. Pure."""
     words, inside = ["stelae"], app
     for word in given:
-        groups = {str(each.typer_instance.info.name): each for each in inside.registered_groups}
+        found = [each.typer_instance for each in inside.registered_groups if each.typer_instance]
+        groups = {str(each.info.name): each for each in found}
         if word in groups:
             words.append(word)
-            inside = groups[word].typer_instance
+            inside = groups[word]
             continue
         if any(_name_of(each) == word for each in inside.registered_commands):
             words.append(word)

@@ -36,9 +36,8 @@ def test_the_page_is_followed_and_a_dead_server_has_a_log(
     ray_folder: Path, launch_small: Callable[..., Any]
 ) -> None:
     """Tables are created, read, written, imported, exported and dropped by the commands that the
-    page shows; the audit log has that, and what Python does. A server that is killed has the logs of
-    both its processes, and the second is shown
-    by ps under the server's name."""
+    page shows; the audit log has that, and what Python does. A server that is killed has the logs
+    of both its processes, and the second is shown by ps under the server's name."""
     database = launch_small("data")
     (ray_folder / "cluster.yaml").write_text(SPEC.format(data_dir=ray_folder / "data"))
     page = DOCS / "how-to" / "command-line.md"

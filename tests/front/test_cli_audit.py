@@ -118,9 +118,14 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                 database.create_table("flights", SCHEMA, key="id")
                 told: list[bool] = []
                 database.told_of_turn = told.append
-                with pytest.raises(RetryLater), database.turn("server replace b-1", "token ci"):
-                    assert told == [True]
-                    raise RetryLater("it drains")
+
+                def take_turn() -> None:
+                    with database.turn("server replace b-1", "token ci"):
+                        assert told == [True]
+                        raise RetryLater("it drains")
+
+                with pytest.raises(RetryLater):
+                    take_turn()
                 assert told == [True, False]
                 database.note_call("down")
             code, out = run(capsys, "table", "drop", "flights", "--yes")

@@ -389,11 +389,8 @@ def server_replace(
     majority without it, and each segment is on another backup. The text says what is waited for,
     and after two minutes of that the command ends. Where a server is drained, the command ends
     after 30 minutes in which nothing more has left it, and says what is left; the drain goes on. A
-    configuration store is replaced only if its
-    rows are in PostgreSQL. A master leaves the set, and the new one is added and gets its vote.
-
-    One that no master has heard, and that the catalog does not name, has nothing that others need:
-    it is ended, set aside and started without a fence, where its machine is there.
+    configuration store is replaced only if its rows are in PostgreSQL. A master leaves the set,
+    and the new one is added and gets its vote.
 
     Interrupted, it goes on when it is given again. If the new server was heard by then, the command
     only waits for the end of that, and says that it replaced nothing else. The former UUID as
