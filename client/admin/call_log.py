@@ -252,7 +252,7 @@ class CallLog:
 
     async def _settle(self, wait_s: float) -> None:
         """Wait until all rows are written, or rule 1 says that it is enough."""
-        if self._writer is not None and not self._problem and wait_s > 0:
+        if self._writer is not None and not self._problem:
             await asyncio.wait([self._writer], timeout=wait_s)
 
     async def _write(self) -> None:

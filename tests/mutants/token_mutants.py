@@ -176,10 +176,7 @@ MUTANTS = [
         "client/admin/call_log.py",
         ("tests/unit/client/test_call_log.py",),
         [
-            (
-                "if self._writer is not None and not self._problem and wait_s > 0:",
-                "if self._writer:",
-            ),
+            ("if self._writer is not None and not self._problem:", "if self._writer:"),
             ("await self._settle(min(wait_s, WAIT_S))", "await self._settle(1e9)"),
             ("        await self._settle(WAIT_S)\n        return call", "        return call"),
             ('if self._waiting.get(row["id"]) is row:', "if False:"),

@@ -203,6 +203,19 @@ async def test_a_write_that_hangs_holds_no_call_and_no_end(
     assert len(lost_lines(caplog)) == 3
 
 
+async def test_no_call_waits_for_its_row_while_the_last_write_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one has waited; an order of many calls is not slowed by a table that is away."""
+    monkeypatch.setattr(call_log, "WAIT_S", 1e9)
+    monkeypatch.setattr(call_log, "GIVE_UP_S", 1e9)
+    monkeypatch.setattr(call_log, "CLOSE_S", 0.05)
+    calls = Away(RetryLater("away"))
+    await calls.end(calls.begun("delete_table", "a"), None, 0.05)
+    await asyncio.wait_for(calls.end(calls.begun("delete_table", "b"), None, 1e9), 30)
+    await calls.close()
+
+
 @pytest.mark.parametrize("error", [InvalidArgument("other columns"), RetryLater("away")])
 async def test_a_row_that_is_given_up_is_in_the_log_of_the_program(
     caplog: pytest.LogCaptureFixture,
