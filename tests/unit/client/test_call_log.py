@@ -216,14 +216,17 @@ async def test_no_call_waits_for_its_row_while_the_last_write_has_failed(
     await calls.close()
 
 
-@pytest.mark.parametrize("error", [InvalidArgument("other columns"), RetryLater("away")])
+@pytest.mark.parametrize(
+    ("error", "give_up_s"), [(InvalidArgument("other columns"), 1e9), (RetryLater("away"), 0.0)]
+)
 async def test_a_row_that_is_given_up_is_in_the_log_of_the_program(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     error: StelaeError,
+    give_up_s: float,
 ) -> None:
     """At once if it never can be written, after `GIVE_UP_S` otherwise; with all that it says."""
-    monkeypatch.setattr(call_log, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(call_log, "GIVE_UP_S", give_up_s)
     caplog.set_level(logging.WARNING)
     calls = Away(error)
     await calls.end(calls.begun("delete_table", "t"), None)
