@@ -1,8 +1,10 @@
 """The actor that carries out what is put to ``/v1/cluster/spec``, and to ``/v1/servers``.
 
-It outlives the HTTP front, which an apply may start anew; and one runs at a time, by the masters'
-word. How far each is, is kept while the actor lives; what was asked for last is in ``spec.json``,
-and an apply that was interrupted, or cancelled at its next look, goes on when it is put again.
+It outlives the HTTP front, which an apply may start anew. One operation changes the cluster at a
+time, by the masters' word; a replacement without the turn only waits, and keeps no other out
+(decisions §81). How far each is, is kept while the actor lives; what was asked for last is in
+``spec.json``, and an apply that was interrupted, or cancelled at its next look, goes on when it is
+put again.
 Design §12; decisions §44. Started by `stelae.applying.spec_operations.RaySpecs`.
 """
 
