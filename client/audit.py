@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,14 +25,17 @@ import pyarrow.compute as pc
 
 from stelae.client.input.given import row_limit
 from stelae.client.table.table import AsyncTable
-from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
+from stelae.core.errors import InvalidArgument, StelaeError, TableExists, TableNotFound
 from stelae.core.records.records import ServerKind
+from stelae.core.runtime import Runtime
 from stelae.core.schema.audit import AUDIT_KEY, AUDIT_SCHEMA, Outcome, has_audit_columns
 from stelae.core.schema.durability import Durability, replicas, segments
 from stelae.core.schema.own_tables import AUDIT_TABLE
 
 if TYPE_CHECKING:
     from stelae.core.schema.partition import Partitioning
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 30.0
 MAX_ENTRIES = 1000
@@ -40,6 +44,11 @@ PIECE_ROWS = 500
 """Maximum rows that are deleted at once."""
 REFUSED_SHARE = 5
 """Refused requests have at most one of so many parts of the rows."""
+TRIM_EVERY = 500
+"""Average number of writes between two trims by clients that no front trims for."""
+LONGEST_KEPT = datetime.timedelta(days=3650)
+MOST_ROWS = 1_000_000
+"""The largest ``serve.limits.audit_keep`` and ``audit_rows`` that a front may have."""
 _NEWEST_FIRST = [("time", "descending"), ("id", "descending")]
 _LAST = "\U0010ffff"
 """Sorts behind every text that goes on otherwise."""
@@ -49,6 +58,8 @@ AuditEntry: TypeAlias = dict[str, Any]
 
 class AuditCalls:
     """The part of `AsyncDatabase` that is about the audit log."""
+
+    runtime: Runtime
 
     if TYPE_CHECKING:
 
@@ -83,10 +94,11 @@ class AuditCalls:
         before: str = "",
         timeout: float = CALL_TIMEOUT_S,
     ) -> list[AuditEntry]:
-        """Return what the audit log has of admins' calls over HTTP, the newest last.
+        """Return what the audit log has of administrative calls, the newest last.
 
         An entry has the columns of the table: ``time`` (when the call began, UTC), ``gateway``,
-        ``caller`` (the token's name), ``role``, ``method``, ``path``, ``object``, ``outcome``
+        ``caller`` (the token's name, or ``user@host``), ``role``, ``method`` (of HTTP, or ``cli``,
+        ``python``, ``applier``), ``path``, ``object``, ``outcome``
         (``done``, ``refused``, ``failed``; ``begun``: no answer is noted), ``status``, ``calls``
         (how many the entry stands for), ``duration_s``, ``request_id``, ``source``, ``details``
         and ``id``. It is there about a second after the call was answered.
@@ -134,6 +146,17 @@ class AuditCalls:
             absent = [row for row in begun if row["id"] not in known]
             if absent:
                 await table.insert(absent, timeout=timeout)
+
+    async def put_calls(self, rows: Sequence[Mapping[str, Any]], *, timeout: float) -> None:
+        """`put_audit` for a client's own rows. Now and then it trims the table to the largest
+        limits that a front may have, as a cluster may have no front. Raises as `put_audit`."""
+        await self.put_audit(rows, timeout=timeout)
+        if self.runtime.rng.random() * TRIM_EVERY < 1.0:
+            try:
+                now = datetime.datetime.fromtimestamp(self.runtime.clock.now(), datetime.UTC)
+                await self.trim_audit(now - LONGEST_KEPT, MOST_ROWS, timeout=timeout)
+            except StelaeError as error:
+                logger.info("the audit log was not trimmed: %s", error)
 
     async def trim_audit(
         self, oldest: datetime.datetime, max_rows: int, *, timeout: float = CALL_TIMEOUT_S

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
+from stelae.client.admin.call_log import WRITE_TIMEOUT_S, Caller, CallLog, LoggedMasters, Row
 from stelae.client.admin.losses import LossCalls
 from stelae.client.admin.operators import OperatorCalls
 from stelae.client.admin.safekeepers import SafekeeperCalls
@@ -92,11 +93,22 @@ class AsyncDatabase(
     table_class = AsyncTable
 
     def __init__(
-        self, runtime: Runtime, masters: Sequence[Address], settings: Settings | None = None
+        self,
+        runtime: Runtime,
+        masters: Sequence[Address],
+        settings: Settings | None = None,
+        caller: Caller | None = None,
     ) -> None:
+        """``caller``: in whose name administrative calls are noted in the audit log; None: they are
+        not, as with a client of the HTTP front, which notes its own callers."""
         self.runtime = runtime
         self._settings = settings or Settings()
-        self._masters = MastersClient(runtime, masters)
+        self.calls: CallLog | None = None
+        if caller is None:
+            self._masters = MastersClient(runtime, masters)
+        else:
+            self.calls = CallLog(runtime, caller, self._put_calls)
+            self._masters = LoggedMasters(runtime, masters, self.calls)
         self._session = Session(ClientId(make_uuid(runtime.rng)))
         self._tables: dict[TableId, AsyncTable] = {}
 
@@ -339,8 +351,13 @@ class AsyncDatabase(
             stopped=stopped,
         )
 
+    async def _put_calls(self, rows: Sequence[Row]) -> None:
+        await self.put_calls(rows, timeout=WRITE_TIMEOUT_S)
+
     async def close(self) -> None:
-        """End this client's connections."""
+        """End this client's connections, once its rows of the audit log are written or given up."""
+        if self.calls is not None:
+            await self.calls.close()
         await self.runtime.peers.close()
 
 

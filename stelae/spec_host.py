@@ -1,8 +1,10 @@
 """The actor that carries out what is put to ``/v1/cluster/spec``, and to ``/v1/servers``.
 
-It outlives the HTTP front, which an apply may start anew; and one runs at a time, by the masters'
-word. How far each is, is kept while the actor lives; what was asked for last is in ``spec.json``,
-and an apply that was interrupted, or cancelled at its next look, goes on when it is put again.
+It outlives the HTTP front, which an apply may start anew. One operation changes the cluster at a
+time, by the masters' word; a replacement without the turn only waits, and keeps no other out
+(decisions §81). How far each is, is kept while the actor lives; what was asked for last is in
+``spec.json``, and an apply that was interrupted, or cancelled at its next look, goes on when it is
+put again.
 Design §12; decisions §44. Started by `stelae.applying.spec_operations.RaySpecs`.
 """
 
@@ -25,6 +27,8 @@ from stelae.applying.server_verbs import check_server, run_verb
 from stelae.applying.spec_operations import Document
 from stelae.cluster import connect
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater, StelaeError
+from stelae.database.api import Database
+from stelae.database.callers import Door, called_by
 from stelae.database.progress import retiring_told
 from stelae.deploy.asked import Kept, kept_spec
 from stelae.deploy.cluster_files import home_of
@@ -35,6 +39,10 @@ logger = logging.getLogger(__name__)
 OPERATIONS_KEPT = 50
 LONGEST_S = 24 * 3600.0
 RUNNING, DONE, FAILED, CANCELLED = "running", "done", "failed", "cancelled"
+
+
+WAITING_AT_ONCE = 4
+"""Maximum replacements that wait for a drain, or for copies, at the same time."""
 
 
 class Cancelled(Exception):
@@ -59,6 +67,26 @@ class Operation:
     """What has come of it, for programs, once it is done."""
 
 
+@dataclass(slots=True)
+class Place:
+    """What an operation that runs keeps others from."""
+
+    names: frozenset[str] = frozenset()
+    """What its server is called; empty: it is an apply."""
+    may_wait: bool = False
+    """It changes servers in the cluster's turn alone, and may wait for hours between turns."""
+    has_turn: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it only waits now, so that other operations may run."""
+        return self.may_wait and not self.has_turn
+
+    def note_turn(self, has_turn: bool) -> None:
+        """The operation has taken, or has ended, a turn."""
+        self.has_turn = has_turn
+
+
 def etag_of(kept: Kept) -> str:
     """Which asking it is."""
     return hashlib.blake2b(repr(kept.stamp).encode(), digest_size=8).hexdigest()
@@ -73,9 +101,8 @@ class SpecHost:
         self._data_dir = data_dir
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
-        self._leaving: frozenset[str] = frozenset()
-        """What the server is called that was to leave or be replaced last, if nothing else was
-        begun since: while that waits for its drain, it may be taken back."""
+        self._places: dict[str, Place] = {}
+        """Of each operation, by id."""
         self._replacing = Replacing(data_dir)
         self._is_stopped = threading.Event()
         if watch_period_s is not None:
@@ -94,12 +121,16 @@ class SpecHost:
             "servers": [asdict(each) for each in self._replacing.verdicts],
         }
 
+    def _connect(self) -> Database:
+        with called_by(Door.APPLIER):
+            return connect(self._cluster)
+
     def _watch(self, period_s: float) -> None:
         """Replace servers of machines that stay away, until the cluster is taken down."""
         problem = ""
         while not self._is_stopped.wait(period_s * random.uniform(0.75, 1.25)):
             try:
-                self._replacing.step(self._cluster, lambda: connect(self._cluster))
+                self._replacing.step(self._cluster, self._connect)
                 problem = ""
             except Exception as error:  # whatever it was: another look comes, with another state
                 if str(error) != problem:
@@ -127,52 +158,70 @@ class SpecHost:
     def begin(self, spec: Document, by: str, etag: str) -> Document:
         """See `ClusterSpecs.begin`."""
         with self._lock:
-            self._check_idle()
+            self._check_room()
             if etag and self.kept()["etag"] != etag:
                 raise PreconditionFailed("something else was asked for meanwhile")
             shown = self.plan(spec)
             if shown["refused"]:
                 reasons = "".join(f"\n  {reason}" for reason in shown["refused"])
                 raise InvalidArgument(f"this cannot be applied:{reasons}")
-            self._leaving = frozenset()
             work = Operation(uuid.uuid4().hex[:12], by, steps=len(shown["steps"]))
 
             def carry_out() -> None:
                 self._apply(spec, work, dry_run=False)
 
-            return self._begun(work, carry_out)
+            return self._begun(work, Place(), carry_out)
 
     def begin_server(self, verb: str, server: str, options: Document, by: str) -> Document:
         """See `ClusterSpecs.begin_server`."""
         with self._lock:
-            with connect(self._cluster) as database:
+            with self._connect() as database:
                 names = check_server(database, verb, server)
-            takes_back = verb == "retire" and options["cancel"]
-            if not (takes_back and names & self._leaving):
-                self._check_idle()
-                self._leaving = names if verb in ("retire", "replace") else frozenset()
+            self._check_room(names, takes_back=verb == "retire" and options["cancel"])
+            place = Place(names, may_wait=verb == "replace")
+            if place.may_wait:
+                self._check_waiting()
             work = Operation(uuid.uuid4().hex[:12], by, what=f"server {verb} {server}")
 
             def carry_out() -> None:
-                with connect(self._cluster) as database:
+                with self._connect() as database:
+                    database.told_of_turn = place.note_turn
                     tell = self._teller(work)
                     work.result = run_verb(
                         *(database, verb, server, options), tell, retiring_told, LONGEST_S
                     )
 
-            return self._begun(work, carry_out)
+            return self._begun(work, place, carry_out)
 
-    def _check_idle(self) -> None:
-        for each in self._operations.values():
-            if each.state == RUNNING:
-                raise AlreadyRunning(
-                    f"operation {each.id} is changing this cluster: {each.what}, by {each.by}"
-                )
+    def _check_room(self, names: frozenset[str] = frozenset(), *, takes_back: bool = False) -> None:
+        """Raise AlreadyRunning: an operation changes the cluster now, or is about this server.
+        ``takes_back``: a drain of this server, which may pass next to what waits for it."""
+        for found, place in self._running():
+            is_same = bool(names & place.names)
+            if (place.waits and not is_same) or (takes_back and is_same):
+                continue
+            does = "is about this server" if place.waits else "is changing this cluster"
+            raise AlreadyRunning(f"operation {found.id} {does}: {found.what}, by {found.by}")
 
-    def _begun(self, work: Operation, carry_out: Callable[[], None]) -> Document:
-        self._operations[work.id] = work
-        while len(self._operations) > OPERATIONS_KEPT:
-            del self._operations[next(iter(self._operations))]
+    def _check_waiting(self) -> None:
+        """Raise RetryLater: as many replacements as may be wait already."""
+        waiting = [found for found, place in self._running() if place.may_wait]
+        if len(waiting) >= WAITING_AT_ONCE:
+            named = ", ".join(f"{each.id} ({each.what})" for each in waiting)
+            raise RetryLater(
+                f"{len(waiting)} replacements are under way, and no more may be: {named}. Ask "
+                "again once one has ended, or end one with DELETE /v1/cluster/operations/ID"
+            )
+
+    def _running(self) -> list[tuple[Operation, Place]]:
+        found = [(each, self._places[key]) for key, each in self._operations.items()]
+        return [(each, place) for each, place in found if each.state == RUNNING]
+
+    def _begun(self, work: Operation, place: Place, carry_out: Callable[[], None]) -> Document:
+        self._operations[work.id], self._places[work.id] = work, place
+        ended = [key for key, each in self._operations.items() if each.state != RUNNING]
+        for key in ended[: max(0, len(self._operations) - OPERATIONS_KEPT)]:
+            del self._operations[key], self._places[key]
         threading.Thread(target=self._run, args=(work, carry_out), daemon=True).start()
         return asdict(work)
 
@@ -203,7 +252,7 @@ class SpecHost:
     def _apply(self, spec: Document, work: Operation, *, dry_run: bool) -> Document:
         if not os.path.isabs(str(spec.get("data_dir", ""))):  # as in a file that lies elsewhere
             spec = {**spec, "data_dir": self._data_dir}
-        with connect(self._cluster) as database:
+        with self._connect() as database:
             found = apply(
                 *(database, spec),
                 dry_run=dry_run,

@@ -11,6 +11,7 @@ client changes anything, however late a copy of it arrives.
 - `quarantine`: lists and purges what deleted replicas left on tservers.
 - `tokens`: makes, lists and revokes access tokens of the HTTP API.
 - `turns`: takes, keeps and ends the right to change a cluster's servers.
+- `call_log`: notes orders in the audit log that do not go over HTTP.
 
 Read first: `operators`. Also searched for as: decommission, drain, maintenance mode, rebalance.
 """

@@ -186,6 +186,8 @@ class ReplacedFacts(msgspec.Struct, frozen=True):
     uuid: ServerUuid
     successor: str = ""
     """UUID of that one; empty: it was not heard yet, and the replacement is half done."""
+    goes_on: bool = False
+    """An operator's replacement, which is not known to be whole."""
 
 
 class StatusFacts(msgspec.Struct, frozen=True):

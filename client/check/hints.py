@@ -115,3 +115,7 @@ HALF_REPLACED = (
     "it is started on another machine by the cluster's own watcher; `stelae check` on one of Ray's "
     "nodes says what that waits for"
 )
+IN_REPLACEMENT = (
+    "nothing while somebody's `stelae server replace` of it runs; else the same command, with this "
+    "name, waits until nothing lacks, and ends the replacement. It replaces nothing else then"
+)

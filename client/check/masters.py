@@ -146,6 +146,7 @@ def _judge_leader(members: Sequence[MasterMember], present: Sequence[MasterInfo]
 
 
 HALF_REPLACED = "is fenced, and its successor was not heard yet"
+IN_REPLACEMENT = "is a new server whose replacement has not ended"
 
 
 def judge_servers(status: StatusFacts, stopped: Collection[str] = ()) -> list[Finding]:
@@ -173,6 +174,10 @@ def judge_servers(status: StatusFacts, stopped: Collection[str] = ()) -> list[Fi
         Finding("servers", each.id, HALF_REPLACED, WARNING, check_hints.HALF_REPLACED)
         for each in status.replaced
         if not each.successor
+    ]
+    begun = dict.fromkeys(each.id for each in status.replaced if each.successor and each.goes_on)
+    found += [
+        Finding("servers", name, IN_REPLACEMENT, NOTE, check_hints.IN_REPLACEMENT) for name in begun
     ]
     for server in live.values():
         if server.retiring:

@@ -20,6 +20,10 @@ elsewhere. So the former disk is given up, by a fence that is permanent
 - R8: a server that was drained, and has taken nothing since, needs no proof by R4 to R6.
 - R9: the replacement is whole once the new server lives, no tablet lacks anything, and no log names
   the former safekeeper.
+- R10: a server that nobody has heard and that the catalog does not name has nothing that anybody
+  needs: all that may be on a disk is registered in the catalog first. It is replaced without a
+  fence, as there is no UUID for one, where its machine is there: then its process is ended and its
+  folder is set aside first, so that no process of its UUID starts again.
 
 Which UUIDs are replaced is the caller's to remember: `former_of` chooses them at the beginning.
 Every step may be taken again. Decisions §81.
@@ -202,6 +206,8 @@ class ReplaceLook:
     """What is in the memory of the live server and nowhere else, in words."""
     logs_left: int = 0
     """Number of logs of which a former safekeeper is a member, by the catalog."""
+    has_started: bool = False
+    """The new server was started by this replacement, of which there is no note (R10)."""
 
     @property
     def kind(self) -> str:
@@ -219,12 +225,19 @@ def quiet_s(dead_after_s: float, heartbeat_s: float) -> float:
     return max(QUIET_S, dead_after_s + BEATS * heartbeat_s)
 
 
+def not_heard(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the servers that the catalog names and the leader master has never heard. One of an
+    earlier version tells of backups alone."""
+    found = [*status.get("servers_not_heard", ()), *status.get("backups_not_heard", ())]
+    return list({each["uuid"]: each for each in found}.values())
+
+
 def former_of(status: Mapping[str, Any], name: str, server: str) -> tuple[str, ...]:
     """Return the UUIDs that a replacement of ``server`` (``name``, or a UUID of that name) is of.
 
     A replacement that was interrupted goes on: that of a UUID which is fenced, that of a name whose
     new server was not heard yet, and that of a name whose new server lives while the replacement
-    is not noted as whole. Empty: the masters know none.
+    is not noted as whole. Empty: the masters know none (R10).
     """
     fenced = {str(each["uuid"]): each for each in status["replaced"] if each["id"] == name}
     if server in fenced:
@@ -239,7 +252,7 @@ def former_of(status: Mapping[str, Any], name: str, server: str) -> tuple[str, .
         return begun
     unheard = [
         str(each["uuid"])
-        for each in status.get("backups_not_heard", ())
+        for each in not_heard(status)
         if each["id"] == name and server in (name, each["uuid"])
     ]
     silent = [str(each["uuid"]) for each in known if each["state"] != "live"]
@@ -256,6 +269,8 @@ def refusals_of_replacement(look: ReplaceLook) -> list[str]:
             f"server restart {look.name}` starts it again; to be rid of it, restore a backup of "
             "the tables into a cluster whose cas_store is PostgreSQL"
         )
+    if not look.former and not look.has_started and known_as(look.status, look.name):  # R10
+        found.append("the masters have heard it meanwhile: give the same command again")
     if any(each.get("maintenance") for each in known):
         text = f"end that first (`stelae server maintenance {look.name} off`)"
         found.append(f"it is in maintenance: {text}")
@@ -355,6 +370,8 @@ def next_of_replacement(look: ReplaceLook) -> ReplaceStep:
     """Return the next step of a replacement that is not refused."""
     if look.status.get("heard_all") is not True:  # R1
         return _wait("the leader master has just begun to hear the servers")
+    if not look.former:
+        return _of_unknown(look)
     fenced = {str(each["uuid"]): each["successor"] for each in look.status["replaced"]}
     left = tuple(uuid for uuid in look.former if uuid not in fenced)
     if left:
@@ -384,7 +401,7 @@ def _of_live(look: ReplaceLook, live: Mapping[str, Any]) -> ReplaceStep:
 
 def _of_dead(look: ReplaceLook, left: tuple[str, ...]) -> ReplaceStep:
     known = [each for each in look.status["servers"] if each["uuid"] in left]
-    unheard = {str(each["uuid"]) for each in look.status.get("backups_not_heard", ())}
+    unheard = {str(each["uuid"]) for each in not_heard(look.status)}
     if missing := {*left} - {each["uuid"] for each in known} - unheard:  # R2
         return _wait(f"the masters do not know {', '.join(sorted(missing))}: start it first")
     if known and all(_is_drained(look, each) for each in known):  # R8
@@ -396,6 +413,13 @@ def _of_dead(look: ReplaceLook, left: tuple[str, ...]) -> ReplaceStep:
     return _wait(why) if why else ReplaceStep(ReplaceAct.FENCE, uuids=left)
 
 
+def _of_unknown(look: ReplaceLook) -> ReplaceStep:
+    """R10."""
+    if not look.has_started:
+        return ReplaceStep(ReplaceAct.END if look.has_actor else ReplaceAct.START)
+    return _of_new(look)
+
+
 def _of_new(look: ReplaceLook) -> ReplaceStep:
     """R9."""
     if not any(each["state"] == "live" for each in known_as(look.status, look.name)):
@@ -405,6 +429,11 @@ def _of_new(look: ReplaceLook) -> ReplaceStep:
     if look.logs_left:
         return _wait(f"{look.logs_left} logs still name the former safekeeper")
     return ReplaceStep(ReplaceAct.DONE)
+
+
+def count_left(look: ReplaceLook) -> int | None:
+    """Return how much the live server still has of what is drained; None: it does not live."""
+    return None if look.live is None else int(_left(look, look.live).partition(" ")[0])
 
 
 def _is_drained(look: ReplaceLook, server: Mapping[str, Any]) -> bool:

@@ -20,9 +20,10 @@ import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.liveness.unheard import named_in
 from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.messages.operators import ReplaceServer
-from stelae.core.records.records import ServerInfo, ServerKind
+from stelae.core.records.records import ServerInfo
 
 
 def draft_replace(
@@ -39,11 +40,11 @@ def draft_replace(
         return CatalogBatch(marks=(over,), request=order.request)
     if liveness.may_hear(now):
         raise RetryLater("the leader master has just begun to hear the servers: ask again")
-    seen, known = liveness.newest(order.uuid), catalog.backups.known.get(order.uuid)
+    seen, known = liveness.newest(order.uuid), named_in(catalog).get(order.uuid)
     if seen is not None:
         kind, name = seen.server.kind, seen.server.name
-    elif known is not None:
-        kind, name = ServerKind.BACKUP, known.name
+    elif known is not None:  # nobody has heard it since all masters were started anew
+        kind, name = known.kind, known.name
     else:
         raise InvalidArgument(f"no server with the UUID {order.uuid} is known")
     # R2: Ray may have lost a machine that the masters still hear.

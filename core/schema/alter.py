@@ -95,7 +95,7 @@ def altered(schema: TableSchema, change: SchemaChange, table: str) -> TableSchem
     """
     if change.is_empty:
         raise InvalidArgument(f"nothing to alter in {table!r}: name columns or defaults to change")
-    added = _added(change)
+    added = added_columns(change)
     defaults = _defaults(change)
     dropped = dict.fromkeys(change.drop)
     renamed = dict(change.rename)
@@ -149,8 +149,8 @@ def _check_existing(schema: TableSchema, names: Iterable[str], table: str) -> No
             )
 
 
-def _added(change: SchemaChange) -> list[pa.Field]:
-    """The columns to add, in stored types."""
+def added_columns(change: SchemaChange) -> list[pa.Field]:
+    """The columns to add, in stored types. Raises InvalidArgument."""
     if not change.add_ipc:
         return []
     try:

@@ -30,9 +30,15 @@ class AuditEntryInfo(BaseModel):
         examples=["2026-12-01T09:00:00.123456+00:00"], description="When the call began; UTC."
     )
     gateway: str = Field(examples=["host-1/http-4711"])
-    caller: str = Field(examples=["admin"], description="The token's name; empty: a bad token.")
+    caller: str = Field(
+        examples=["admin"],
+        description="The token's name; user@host of a caller with the cluster's secret; empty: a "
+        "bad token.",
+    )
     role: str = Field(examples=["admin"])
-    method: str = Field(examples=["DELETE"])
+    method: str = Field(
+        examples=["DELETE"], description="Of HTTP; or cli, python, applier: not over HTTP."
+    )
     path: str = Field(examples=["/v1/tables/flights"])
     object: str = Field(examples=["flights"], description="What the call is about, if it is known.")
     outcome: Literal["begun", "done", "refused", "failed", "lost"] = Field(

@@ -2,8 +2,9 @@
 
 Each is what `stelae server` does, by the same code, in the background: the answer is an operation,
 as that of the cluster's spec, with the same way to ask how far it is and to end it. One operation
-runs at a time; what is asked meanwhile is 409, and names the one that runs. But a drain may be
-taken back while its server is being replaced. Decisions §81.
+changes the cluster at a time; what is asked meanwhile is 409, and names the one that does. A
+replacement that only waits keeps others from its own server alone, whose drain may be taken back.
+Decisions §81.
 """
 
 from __future__ import annotations

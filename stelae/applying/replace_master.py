@@ -23,42 +23,33 @@ from pathlib import Path
 from typing import Any
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors
-from stelae.applying.one_server import Told, end_process, hand_over, wait_until
-from stelae.applying.processes import Deployment
-from stelae.applying.replacement import Replacement, placed
+from stelae.applying.one_server import end_process, hand_over, wait_until
+from stelae.applying.replacement import Replacement, ReplaceOrder, placed
 from stelae.applying.replacing import empty_folders, machine_with_room
 from stelae.applying.steps import what_is_unwell
 from stelae.coordinator.apply.replaces import refusals_of_master
 from stelae.core.errors import InvalidArgument
 from stelae.deploy import launcher, machines
-from stelae.deploy.changed import ChangedCluster, masters_status
+from stelae.deploy.changed import masters_status
 from stelae.deploy.cluster_files import publish, refresh
 from stelae.deploy.cluster_state import load_state
 from stelae.deploy.masters import add_master, list_masters, remove_master
 from stelae.deploy.restarts import what_is_missing
 
 
-def replace_master(
-    database: ChangedCluster,
-    known: Deployment,
-    name: str,
-    *,
-    elsewhere: bool,
-    progress: Told,
-    deadline: float,
-) -> Replacement:
+def replace_master(order: ReplaceOrder) -> Replacement:
     """Give a master's name to a new, empty one. Raises as `replace_server` of `replace_one`."""
-    work = _ReplaceMaster(database, known, name, progress, deadline)
-    work.choose(elsewhere=elsewhere)  # before others wait for the turn
+    work = _ReplaceMaster(order)
+    work.choose()  # before others wait for the turn
     while True:
         work.settle()
         work.check()
-        with database.turn(f"server replace {name}") as sure:
-            refresh(known.home, database.cluster)
+        with order.database.turn(f"server replace {order.name}") as sure:
+            refresh(order.known.home, order.database.cluster)
             if work.unwell():  # R1
                 continue
             work.check()
-            target = work.choose(elsewhere=elsewhere)
+            target = work.choose()
             sure()
             found = work.carry_out(target)
         work.wait_whole(found.uuid)
@@ -66,33 +57,27 @@ def replace_master(
 
 
 class _ReplaceMaster:
-    def __init__(
-        self,
-        database: ChangedCluster,
-        known: Deployment,
-        name: str,
-        progress: Told,
-        deadline: float,
-    ) -> None:
-        self._database = database
-        self._known = known
-        self._name = name
-        self._progress = progress
-        self._deadline = deadline
+    def __init__(self, order: ReplaceOrder) -> None:
+        self._database = order.database
+        self._known = order.known
+        self._name = order.name
+        self._elsewhere = order.elsewhere
+        self._progress = order.progress
+        self._deadline = order.deadline
 
-    def choose(self, *, elsewhere: bool) -> str:
+    def choose(self) -> str:
         """The machine for a new master that is to be elsewhere; empty: it stays where it is. R5.
 
         Raises InvalidArgument, Unavailable: there is none, or its machine is away.
         """
         spec, state = self._known.spec, load_state(self._known.home)
         if spec.placement is None:
-            if elsewhere:
+            if self._elsewhere:
                 raise InvalidArgument("--elsewhere: all servers of this cluster are on one machine")
             return ""
         label, machine = spec.placement.machine_label, state.machines.get(self._name, "")
         live = machines.live_machines(label)
-        if elsewhere:
+        if self._elsewhere:
             racks = machines.live_racks(label, spec.placement.rack_label)
             among = [each for each in live if each != machine]
             return machine_with_room(spec, state, self._name, among, racks)

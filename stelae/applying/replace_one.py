@@ -12,12 +12,15 @@ what was done is in the catalog (marks and fences). Rules:
   catalog before another process has the name, and folders are renamed, never deleted.
 - R4: what keeps a server from being started is looked at before its data is given up.
 - R5: it is done once the new server lives and nothing lacks (`Replacement`), and not before.
+- R6: a server of which the masters know no UUID is not fenced. So its process is ended, and its
+  folder set aside, on a machine that is there, before the new one starts.
 
 Masters are replaced by `stelae.applying.replace_master`. Decisions §81.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +39,7 @@ from stelae.applying.one_server import (
 )
 from stelae.applying.processes import Deployment
 from stelae.applying.replace_master import replace_master
-from stelae.applying.replacement import Replacement, placed
+from stelae.applying.replacement import Replacement, ReplaceOrder, placed
 from stelae.applying.replacing import (
     empty_folders,
     has_lone_blobs,
@@ -51,11 +54,13 @@ from stelae.coordinator.apply.replaces import (
     ReplaceAct,
     ReplaceLook,
     ReplaceStep,
+    count_left,
     former_of,
     kind_of,
     known_as,
     leaves,
     next_of_replacement,
+    not_heard,
     quiet_s,
     refusals_of_replacement,
 )
@@ -87,7 +92,10 @@ TURN_S = 45.0
 """Seconds for which a step is waited for within the turn, at most."""
 START_S = 60.0
 STUCK_S = 120.0
-"""Seconds after which a replacement ends while the same is waited for. A drain goes on."""
+"""Seconds after which a replacement ends while the same is waited for, where nothing is drained."""
+DRAIN_STUCK_S = 1800.0
+"""Seconds after which the wait for a drain ends in which nothing more has left the server, and any
+wait after a drain in which the same lacks. The drain goes on."""
 STEPS = (ReplaceAct.DRAIN, ReplaceAct.END, ReplaceAct.FENCE, ReplaceAct.START)
 
 
@@ -105,19 +113,16 @@ def replace_server(
     with joined(database) as known:
         status = masters_status(database)
         name = name_in(status, server, known)
+        order = ReplaceOrder(database, known, name, elsewhere, progress, deadline)
         if kind_of(name) == ServerKind.MASTER.value:
-            return replace_master(
-                database, known, name, elsewhere=elsewhere, progress=progress, deadline=deadline
-            )
-        work = _Replace(database, known, name, progress, deadline)
-        work.drains, work.elsewhere = drain, elsewhere
-        return work.run(server)
+            return replace_master(order)
+        return _Replace(order, drains=drain).run(server)
 
 
 def name_in(status: Mapping[str, Any], server: str, known: Deployment) -> str:
     """The name of the server that is meant, by name or UUID, former ones too. Raises
     InvalidArgument. Pure."""
-    fenced = {each["uuid"]: each["id"] for each in status["replaced"]}
+    fenced = {each["uuid"]: each["id"] for each in [*not_heard(status), *status["replaced"]]}
     name = fenced.get(server) or name_of(status, server, known.plans)
     if name not in known.plans and kind_of(name) != ServerKind.MASTER.value:
         raise InvalidArgument(
@@ -130,46 +135,46 @@ def name_in(status: Mapping[str, Any], server: str, known: Deployment) -> str:
 class _Replace:
     """One replacement, from the first look until nothing lacks."""
 
-    def __init__(
-        self,
-        database: ChangedCluster,
-        known: Deployment,
-        name: str,
-        progress: Told,
-        deadline: float,
-    ) -> None:
-        self._database = database
-        self._known = known
-        self._name = name
-        self._progress = progress
-        self._deadline = deadline
-        self.drains = True
-        self.elsewhere = False
+    def __init__(self, order: ReplaceOrder, *, drains: bool) -> None:
+        self._database = order.database
+        self._known = order.known
+        self._name = order.name
+        self._elsewhere = order.elsewhere
+        self._progress = order.progress
+        self._deadline = order.deadline
+        self._drains = drains
         self._former: tuple[str, ...] = ()
         self._only_ended = False
         self._has_drained = False
         """A drain has begun, by whomever."""
+        self._has_started = False
+        """The new server was started."""
+        self._has_waited = False
+        """It is past its beginning, in which a turn of somebody else refuses it."""
         self._target = ""
         """The machine that was chosen; empty: none yet."""
         self._set_aside: list[tuple[str, str]] = []
         """Folders, each with its machine."""
         self._waited: tuple[str, float] = ("", time.monotonic())
         """What is waited for, and since when."""
+        self._is_draining = False
+        """The last look waited for a drain."""
+        self._least = math.inf
+        """The least that the drain has ever left on the server."""
+        self._drained_at = time.monotonic()
+        """When that was reached."""
 
     def run(self, server: str) -> Replacement:
         """Raises InvalidArgument: all reasons why not, and nothing has changed; AlreadyRunning;
         RetryLater."""
-        self._wait_heard()
-        self._former = former_of(masters_status(self._database), self._name, server)
-        if not self._former:
-            raise InvalidArgument(
-                f"the masters know no UUID of {self._name}, and it takes one to fence it: start it "
-                f"first (`stelae server start {self._name}`)"
-            )
+        self._former = former_of(self._heard_status(), self._name, server)
         self._only_ended = self._is_started()
         if not self._only_ended:
             self._check_places()
-        self._progress(f"{self._name} ({', '.join(self._former)}) is replaced")
+        if not self._former:
+            self._check_unknown()
+        named = ", ".join(self._former) or "the masters know no UUID of it"
+        self._progress(f"{self._name} ({named}) is replaced")
         while True:
             step = self._look()
             if step.act is ReplaceAct.DONE:
@@ -188,9 +193,11 @@ class _Replace:
 
     # ---- looking ----------------------------------------------------------------------------
 
-    def _wait_heard(self) -> None:
-        while masters_status(self._database).get("heard_all") is not True:
+    def _heard_status(self) -> dict[str, Any]:
+        """A status document of a leader that has heard all that live."""
+        while (status := masters_status(self._database)).get("heard_all") is not True:
             self._pause("the leader master has just begun to hear the servers")
+        return status
 
     def _look(self) -> ReplaceStep:
         """By a new status document. Raises InvalidArgument: it is refused."""
@@ -204,11 +211,19 @@ class _Replace:
         if why := refusals_of_replacement(look):
             raise InvalidArgument(f"{self._name} is not replaced: {'; '.join(why)}")
         step = next_of_replacement(look)
-        if self.drains and look.live is not None and leaves(look.live):
+        if self._drains and look.live is not None and leaves(look.live):
             self._has_drained = True  # by an earlier call, or by `stelae server retire`
-        if step.act is ReplaceAct.WAIT and self.drains and look.live is not None:
+        left = count_left(look)
+        self._is_draining = step.act is ReplaceAct.WAIT and self._drains and left is not None
+        if self._is_draining and left is not None:
+            self._note_left(left)
             return replace(step, why=self._why_left(look, step.why))
         return step
+
+    def _note_left(self, left: int) -> None:
+        """Count only as progress what was never reached before: what comes to a server may go."""
+        if left < self._least:
+            self._least, self._drained_at = left, time.monotonic()
 
     def _why_left(self, look: ReplaceLook, left: str) -> str:
         """What is left, and what keeps it, as the masters say."""
@@ -231,17 +246,18 @@ class _Replace:
             kept=_kept(spec, records),
             has_actor=actor is not None,
             quiet_s=quiet_s(settings.dead_after_s, settings.heartbeat_s),
-            drains=self.drains,
+            drains=self._drains,
             has_drained=self._has_drained,
             unwell=what_is_unwell(status),
             logs_left=self._logs_left(),
+            has_started=self._has_started,
         )
         return replace(look, in_memory=self._in_memory(look, actor, records))
 
     def _in_memory(self, look: ReplaceLook, actor: Any, records: list[TableRecord]) -> str:
         """What is in the live server's memory only. Segments in a backup's memory are drained."""
         live, is_backup = look.live, look.kind == ServerKind.BACKUP.value
-        if live is None or (is_backup and (self.drains or actor is None)):
+        if live is None or (is_backup and (self._drains or actor is None)):
             return ""
         media: Sequence[MediumSpec] = ()
         if is_backup:
@@ -259,18 +275,32 @@ class _Replace:
         """Whether a replacement goes on whose new server was heard."""
         replaced = masters_status(self._database)["replaced"]
         heard = {each["uuid"] for each in replaced if each["successor"]}
-        return heard.issuperset(self._former)
+        return bool(self._former) and heard.issuperset(self._former)
+
+    def _check_unknown(self) -> None:
+        """R6. Raises InvalidArgument."""
+        placement = self._known.spec.placement
+        if placement is None:
+            return
+        machine = self._known.state.machines.get(self._name, "")
+        if machine not in machines.live_machines(placement.machine_label):
+            raise InvalidArgument(
+                f"{machines.described(placement.machine_label, machine)} of {self._name} is away, "
+                f"and the masters know no UUID of {self._name} to fence it by: its process could "
+                "come back next to a new one. Nothing needs its disk. Give the same command once "
+                "the machine is back; or have fewer servers of its kind in cluster.yaml, and apply"
+            )
 
     def _check_places(self) -> None:
         """R4. Raises InvalidArgument, Unavailable: there is no machine for the new server."""
         spec, state = self._known.spec, self._known.state
         if spec.placement is None:
-            if self.elsewhere:
+            if self._elsewhere:
                 raise InvalidArgument("--elsewhere: all servers of this cluster are on one machine")
             return
         label, machine = spec.placement.machine_label, state.machines.get(self._name, "")
         live = machines.live_machines(label)
-        if self.elsewhere:
+        if self._elsewhere:
             racks = machines.live_racks(label, spec.placement.rack_label)
             among = [each for each in live if each != machine]
             self._target = machine_with_room(spec, state, self._name, among, racks)
@@ -301,9 +331,9 @@ class _Replace:
                     else:
                         return
         except AlreadyRunning as error:
-            if not self._has_drained:
+            if not (self._has_drained or self._has_waited):
                 raise
-            self._pause(str(error))  # somebody began another change during the drain
+            self._pause(str(error))  # somebody began another change meanwhile
 
     def _read_again(self) -> None:
         """R1: what others have asked for, or moved, meanwhile. Raises InvalidArgument."""
@@ -323,7 +353,7 @@ class _Replace:
                 actor = cluster_actors(self._database.cluster).get(self._name)
                 if actor is None:
                     raise InvalidArgument(f"{self._name} does not run in this Ray")
-                if not self.drains:
+                if not self._drains:
                     hand_over(self._name, actor, self._progress)
                 self._progress(f"{self._name} ends")
                 end_process(self._known, self._name, actor)
@@ -355,9 +385,11 @@ class _Replace:
     def _start(self) -> None:
         """R3. The masters have never heard the new server: what is in its folders is not needed."""
         plan = self._known.plans[self._name]
+        if not self._former:
+            self._check_unknown()
         try:
             self._set_aside += _with_machine(self._emptied(plan), plan)
-            if self.elsewhere:
+            if self._elsewhere:
                 plan = self._moved()
                 self._set_aside += _with_machine(empty_folders(plan), plan)
             self._announce_and_add(plan)
@@ -374,6 +406,7 @@ class _Replace:
             home=self._known.home,
         )
         self._progress(f"{self._name} starts, empty")
+        self._has_started = True
         steps.take(Step(Act.ADD, plan.kind.value, self._name))
 
     @property
@@ -382,7 +415,7 @@ class _Replace:
 
     def _emptied(self, plan: ServerPlan) -> tuple[str, ...]:
         """Set aside what is on the machine that the server had, if that is there."""
-        if not self.elsewhere:
+        if not self._elsewhere:
             return empty_folders(plan)
         assert self._known.spec.placement is not None
         live = machines.live_machines(self._known.spec.placement.machine_label)
@@ -428,12 +461,17 @@ class _Replace:
 
     def _pause(self, why: str) -> None:
         """Raises RetryLater: the time is over, or nothing changes."""
+        self._has_waited = True
         now = time.monotonic()
         if why != self._waited[0]:
             self._waited = why, now
-        is_stuck = not self._has_drained and now - self._waited[1] > STUCK_S
-        if now > self._deadline or is_stuck:
+        if now > self._deadline:
             raise self._not_yet(why)
+        limit_s = DRAIN_STUCK_S if self._has_drained else STUCK_S
+        since = self._drained_at if self._has_drained and self._is_draining else self._waited[1]
+        if now - since > limit_s:
+            goes_on = "; the drain goes on by itself" * self._is_draining
+            raise self._not_yet(f"{why}. No progress for {limit_s / 60:g} min{goes_on}")
         self._progress(f"{self._name}: {why}")
         time.sleep(POLL_S)
 

@@ -52,16 +52,17 @@ class ServerCommands(Protocol):
 
 
 def check_server(database: ServerCommands, verb: str, server: str) -> frozenset[str]:
-    """What it is called: its name and UUID, or the UUID of a former one alone. Raises
+    """What it is called: its name and UUID, or the UUID of a former one and its name. Raises
     InvalidArgument: no server, and no former one, is called so."""
     if verb not in VERBS:
         raise InvalidArgument(f"{verb!r} is nothing that is done to a server: {', '.join(VERBS)}")
     for each in database.servers():
         if server in (each["name"], each["uuid"]):
             return frozenset((each["name"], each["uuid"]))
-    if server not in {each["uuid"] for each in database.status()["replaced"]}:
-        raise InvalidArgument(f"{server!r} is no server (`GET /v1/cluster` lists all)")
-    return frozenset((server,))
+    for each in database.status()["replaced"]:
+        if server == each["uuid"]:
+            return frozenset((server, each["id"]))
+    raise InvalidArgument(f"{server!r} is no server (`GET /v1/cluster` lists all)")
 
 
 def run_verb(

@@ -13,10 +13,12 @@ import io
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
 from stelae.cli.audit import audit
 from stelae.cli.cluster.apply import apply
@@ -47,10 +49,12 @@ from stelae.cli.table.rows import table_get  # noqa: F401  # likewise
 from stelae.cli.table.tables import table_app
 from stelae.cli.table.transfers import table_import  # noqa: F401  # likewise
 from stelae.cli.which_cluster import (
+    COMMAND,
     Debug,
     Json,
     data_dir_of,
     join,
+    note_call,
     place_in_ray,
     read_status,
     spec_of,
@@ -190,6 +194,7 @@ def up(
 
         def shown(made: Up) -> None:
             status.stop()
+            note_call(made.data_dir, "up")
             tell(made)
             if not as_json:
                 make_console().print("Ctrl-C takes it down.")
@@ -204,6 +209,7 @@ def up(
         made = (
             start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
         )
+    note_call(made.data_dir, "up")
     tell(made)
 
 
@@ -339,6 +345,7 @@ def _take_down(folder: Path) -> bool:
                 f"the cluster of {folder} belongs to process {holder}, which launched it: call "
                 "close() there, or end that process"
             )
+        note_call(folder, "down")
         end_keeper(holder)
         left = wait_ended(path for path in sorted(folder.iterdir()) if path.is_dir())
         if left:
@@ -349,6 +356,7 @@ def _take_down(folder: Path) -> bool:
         return False
     from stelae.cluster import take_down_in_ray
 
+    note_call(folder, "down")
     try:
         return take_down_in_ray(state)
     except Unavailable:  # that Ray is gone, and everything in it
@@ -368,6 +376,7 @@ def _take_down_in_ray(where: Path | None) -> bool:
     try:
         join(place[1])
         with home_of(place[0], (data_dir_of(where),)) as home:
+            note_call(home, "down")
             return take_down_in_ray(load_state(home))
     except Unavailable:  # no such Ray, or no such cluster in it
         return False
@@ -512,13 +521,37 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
             stream.reconfigure(errors="replace")
+    before = COMMAND.set(command_of(given))
     try:
         app(args=given, prog_name="stelae")
     except Exception as error:
         if "--debug" in given:
             raise
         sys.exit(_report_error(error, as_json="--json" in given))
+    finally:
+        COMMAND.reset(before)
     sys.exit(0)
+
+
+def command_of(given: Sequence[str]) -> str:
+    """The words of a command, without its arguments and options, which may be secret. Pure."""
+    words, inside = ["stelae"], app
+    for word in given:
+        found = [each.typer_instance for each in inside.registered_groups if each.typer_instance]
+        groups = {str(each.info.name): each for each in found}
+        if word in groups:
+            words.append(word)
+            inside = groups[word]
+            continue
+        if any(_name_of(each) == word for each in inside.registered_commands):
+            words.append(word)
+        break
+    return " ".join(words)
+
+
+def _name_of(command: CommandInfo) -> str:
+    function = command.callback
+    return command.name or ("" if function is None else function.__name__.replace("_", "-"))
 
 
 def _report_error(error: Exception, *, as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""``stelae audit``: what admins asked for over HTTP, what was refused, and what came of it."""
+"""``stelae audit``: who administered the cluster, what was refused, and what came of it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,19 @@ WantedOutcome = Annotated[
     str, typer.Option(help="done, refused (4xx), failed (5xx), begun (no answer noted) or lost.")
 ]
 PathPrefix = Annotated[
-    str, typer.Option(metavar="PREFIX", help="Only paths that begin so: /v1/tables/flights.")
+    str,
+    typer.Option(
+        metavar="PREFIX", help="Only paths that begin so: /v1/tables/flights, delete_table."
+    ),
 ]
 
 
 def audit(
     since: Since = None,
     until: Until = None,
-    who: Annotated[str, typer.Option(metavar="TOKEN", help="Only calls with this token.")] = "",
+    who: Annotated[
+        str, typer.Option(metavar="NAME", help="Only calls with this token, or by this user@host.")
+    ] = "",
     outcome: WantedOutcome = "",
     path: PathPrefix = "",
     limit: Annotated[
@@ -55,17 +60,19 @@ def audit(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the audit log: calls over HTTP that only admins may make, refusals too. Newest last.
+    """Show the audit log: who administered the cluster, refused calls too. Newest last.
 
-    An entry is there about a second after its call was answered. Calls with bad tokens are counted
-    by their source: CALLS says how many. Reads of rows are not in it, nor commands like this one,
-    which do not go over HTTP. It is kept for 90 days, in the table _stelae.audit (cluster.yaml:
-    serve.limits.audit_keep and audit_rows). Times are UTC.
+    By HTTP with an admin's token, and by commands (cli) and Python inside Ray (python), which have
+    the cluster's secret: user@host is what their process says of itself. Reads, and writes of rows,
+    are not in it. An entry is there about a second after its call was answered. Calls with bad
+    tokens are counted by their source: CALLS says how many. It is kept for 90 days, in the table
+    _stelae.audit (cluster.yaml: serve.limits.audit_keep and audit_rows). Times are UTC.
 
     \b
     stelae audit --since 1h
     stelae audit --outcome refused --who dashboard
     stelae audit --path /v1/tables/flights --since 2026-12-01 -n 1000
+    stelae audit --path delete_table --who ada@host-1
     stelae audit -f --json | jq 'select(.outcome == "failed")'
     """
     asked: dict[str, Any] = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from stelae.core.config.spec import ClusterSpec
     from stelae.database.api import Database
 
+logger = logging.getLogger(__name__)
+
+COMMAND: ContextVar[str] = ContextVar("command", default="")
+"""The words of the command that runs, without its arguments."""
 STATUS_TIMEOUT_S = 5.0
 DEFAULT_FILE = "cluster.yaml"
 
@@ -70,14 +76,41 @@ def open_cluster(path: Path | None) -> Database:
     from stelae.deploy.cluster_state import STATE_FILE, load_state
 
     folder = data_dir_of(path)
-    if (folder / STATE_FILE).exists() and load_state(folder).ray_address:
-        return connect(str(folder))
-    place = place_in_ray(path)
-    if place is None:
-        way_out = "it does not run; start it with `stelae up`, or name another's file: --cluster"
-        raise Unavailable(f"the cluster of {folder}", way_out)
-    join(place[1])
-    return connect(place[0])
+    with as_command():
+        if (folder / STATE_FILE).exists() and load_state(folder).ray_address:
+            return connect(str(folder))
+        place = place_in_ray(path)
+        if place is None:
+            way_out = (
+                "it does not run; start it with `stelae up`, or name another's file: --cluster"
+            )
+            raise Unavailable(f"the cluster of {folder}", way_out)
+        join(place[1])
+        return connect(place[0])
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Connections that are opened within it are of the command that runs, in the audit log."""
+    from stelae.database.callers import Door, called_by
+
+    with called_by(Door.CLI, COMMAND.get()):
+        yield
+
+
+def note_call(data_dir: Path | str, what: str) -> None:
+    """Put a command into the cluster's audit log that gives masters no order. Never fails for the
+    log's sake."""
+    from stelae.cluster import connect
+    from stelae.core.errors import StelaeError, Unavailable
+
+    try:
+        with as_command(), connect(str(data_dir)) as database:
+            database.note_call(what)
+    except Unavailable as error:  # it does not run
+        logger.info("%r is not in the audit log: %s", what, error)
+    except StelaeError as error:
+        logger.warning("%r is not in the audit log: %s", what, error)
 
 
 def join_cluster(path: Path | None) -> str:

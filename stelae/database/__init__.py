@@ -8,6 +8,7 @@ row or a few go straight from the caller's thread.
 - `operations`, `safekeepers`, `tokens`: what operators use.
 - `backups`, `transfers`: backups in an archive; tables to Parquet files and back.
 - `progress`, `html_views`: what a notebook shows.
+- `callers`: who opens a connection, for the audit log.
 
 Read first: `api`. Also searched for as: public API, facade, blocking client, notebook.
 """

@@ -6,6 +6,8 @@ Over a `Database` that is connected by HTTP, `/v1/audit` does the same.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stelae.client.aio import Loop
@@ -27,6 +29,29 @@ class AuditOperations:
     def _require_inside(self) -> None:
         raise NotImplementedError
 
+    def note_call(self, what: str) -> None:
+        """Put a call into the audit log that gives masters no order, such as `stelae down`. Takes
+        up to `WAIT_S`, and never fails for the log's sake."""
+        with self._noted(what):
+            pass
+
+    @contextmanager
+    def _noted(self, what: str, details: str = "") -> Iterator[None]:
+        """Note a call that may last long, when it begins and when it has ended."""
+        calls = self._database.calls
+        if calls is None:
+            yield
+            return
+        words = what.split()
+        about = words[2] if len(words) == 3 else ""
+        call = self._loop.run(calls.begin(what, about, details))
+        try:
+            yield
+        except BaseException as error:
+            self._loop.run(calls.end(call, error))
+            raise
+        self._loop.run(calls.end(call, None))
+
     def audit(
         self,
         *,
@@ -39,16 +64,18 @@ class AuditOperations:
         before: str = "",
         timeout: float = CALL_TIMEOUT_S,
     ) -> list[dict[str, Any]]:
-        """Calls over HTTP that only admins may make, refusals too, the newest last.
+        """Administrative calls, refused ones too, the newest last.
 
-        Each has ``time`` (when it began, UTC), ``caller`` (the token's name), ``role``, ``method``,
-        ``path``, ``object``, ``outcome`` (``done``, ``refused``, ``failed``; ``begun``: no answer
-        is noted; ``lost``: not a call, some may be missing), ``status``, ``calls`` (how many it
-        stands for), ``duration_s``, ``source``, ``gateway``, ``request_id``, ``details``, ``id``.
+        Each has ``time`` (when it began, UTC), ``caller`` (the token's name, or ``user@host``),
+        ``role`` (``secret``: by the cluster's secret), ``method`` (of HTTP, or ``cli``, ``python``,
+        ``applier``), ``path`` (or the order, and what it is about), ``object``, ``outcome``
+        (``done``, ``refused``, ``failed``; ``begun``: no answer is noted; ``lost``: not a call,
+        some may be missing), ``status``, ``calls`` (how many it stands for), ``duration_s``,
+        ``source``, ``gateway``, ``request_id``, ``details``, ``id``.
 
         ``since``, ``until``: only calls that began then or later, and before that. ``who``: a
-        token's name. ``path``: its beginning. ``limit``: the newest so many, up to 1000; older ones
-        with ``before``, the ``id`` of the first.
+        token's name, or ``user@host``. ``path``: its beginning. ``limit``: the newest so many, up
+        to 1000; older ones with ``before``, the ``id`` of the first.
 
         Raises:
             InvalidArgument: no such outcome or entry, or a time without a time zone.

@@ -48,6 +48,9 @@ SILENCE_S = 120.0
 class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditOperations):
     """The part of `Database` that is for operators."""
 
+    told_of_turn: Callable[[bool], None] = staticmethod(lambda has_turn: None)
+    """Called when a turn was taken through this database, and when it has ended."""
+
     def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """The tablet servers: ``name``, ``uuid``, ``state``, whether each is ``retiring`` or in
         ``maintenance``, its ``replicas``, how many of them it ``leads``, and the tablets of tables
@@ -251,11 +254,14 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
         from stelae.deploy.asked import who
 
         turn = self._database.turn(by or who(), what)
-        self._loop.run(turn.begin())
-        try:
-            yield lambda: self._loop.run(turn.sure(SILENCE_S))
-        finally:
-            self._loop.run(turn.end())
+        with self._noted(what, f"by {by}" if by else ""):
+            self._loop.run(turn.begin())
+            self.told_of_turn(True)
+            try:
+                yield lambda: self._loop.run(turn.sure(SILENCE_S))
+            finally:
+                self._loop.run(turn.end())
+                self.told_of_turn(False)
 
     def maintain_server(
         self, server: str, on: bool, *, timeout: float = CALL_TIMEOUT_S

@@ -15,6 +15,7 @@ from stelae.client.connection import Opened
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address
+from stelae.database.callers import caller
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 from stelae.runtime.tcp.direct import DirectCalls
@@ -31,11 +32,11 @@ class ClusterOrigin:
 
     def open(self) -> Opened:
         link = self._newest_link()
-        loop = Loop()
+        loop, by = Loop(), caller()
 
         async def open_database() -> AsyncDatabase:
             runtime = client_runtime(link.cluster, link.secret, tls=link.tls)
-            return AsyncDatabase(runtime, link.masters, link.settings)
+            return AsyncDatabase(runtime, link.masters, link.settings, by)
 
         try:
             calls = DirectCalls(Credentials(link.cluster, link.secret, tls=link.tls))

@@ -150,7 +150,8 @@ class ServerOperations:
                 go. Nothing has changed.
             AlreadyRunning: somebody else changes the cluster; the text says who.
             NotEnoughServers, RetryLater: Ray has no room; or the time is over, or nothing has
-                changed for two minutes: the text says what is waited for.
+                changed for two minutes, during a drain for 30: the text says what is waited for.
+                A drain goes on by itself.
         """
         self._require_inside()
         from stelae.applying.replace_one import replace_server

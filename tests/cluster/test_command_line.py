@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,6 +23,7 @@ from tests.until import until
 pytestmark = pytest.mark.ray
 
 LIMIT_S = 120.0
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 SPEC = """apiVersion: stelae/v1
 kind: Cluster
 cluster: test
@@ -34,8 +36,8 @@ def test_the_page_is_followed_and_a_dead_server_has_a_log(
     ray_folder: Path, launch_small: Callable[..., Any]
 ) -> None:
     """Tables are created, read, written, imported, exported and dropped by the commands that the
-    page shows. A server that is killed has the logs of both its processes, and the second is shown
-    by ps under the server's name."""
+    page shows; the audit log has that, and what Python does. A server that is killed has the logs
+    of both its processes, and the second is shown by ps under the server's name."""
     database = launch_small("data")
     (ray_folder / "cluster.yaml").write_text(SPEC.format(data_dir=ray_folder / "data"))
     page = DOCS / "how-to" / "command-line.md"
@@ -46,6 +48,16 @@ def test_the_page_is_followed_and_a_dead_server_has_a_log(
     exported = pq.read_table(ray_folder / "orders.parquet").sort_by("id")
     assert exported.equals(database["orders"].scan().sort_by("id"))
     assert stelae("table", "get", "orders", "2", cwd=ray_folder, timeout=LIMIT_S).returncode == 1
+
+    database.create_table("of_python", SCHEMA, key="id")
+    audit = stelae("audit", "--json", cwd=ray_folder, timeout=LIMIT_S)
+    assert audit.returncode == 0, audit.stderr
+    noted = {(e["method"], e["path"], e["outcome"]) for e in json.loads(audit.stdout)["entries"]}
+    assert {
+        ("cli", "create_table orders", "done"),
+        ("cli", "delete_table copies", "done"),
+        ("python", "create_table of_python", "done"),
+    } <= noted
 
     servers = ServerProcesses(database, LIMIT_S)
     first = servers.processes("tserver", 3)["tserver-1"]

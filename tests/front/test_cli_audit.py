@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import getpass
 import itertools
 import json
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stelae.cli import audit as cli_audit
+from stelae.cli.app import command_of
+from stelae.cli.table import create as cli_create
+from stelae.cli.which_cluster import as_command
+from stelae.core.errors import RetryLater
+from stelae.database.api import Database
+from stelae.database.origins import ClusterOrigin
+from stelae.recovery.spark_link import ClusterLink
 from stelae.serve.gateway.audit import AuditLog
-from tests.cluster_fixture import local_cluster
+from tests.cluster_fixture import CLUSTER, SECRET, local_cluster
 from tests.front.test_audit_table import all_of, call, copier_of
 from tests.front.test_cli_operators import database_of, run
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 
 
 async def test_the_audit_log_is_shown_by_command(
@@ -80,3 +93,68 @@ def test_following_shows_each_entry_and_its_end(monkeypatch: pytest.MonkeyPatch)
         ("a", "done"), ("b", "begun"), ("b", "done"), ("c", "done"), ("d", "done")
     ]  # fmt: skip
     assert asked == [now, now, now, late["time"] - datetime.timedelta(seconds=cli_audit.LATE_S)]
+
+
+async def test_commands_and_python_inside_ray_are_in_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With who gave them: the command's words without its arguments; a turn when it begins and
+    when it has ended, as one entry; what is refused as well."""
+    async with local_cluster(tmp_path / "c", tservers=1, backups=2) as cluster:
+        link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
+
+        def opened(_: Any = None) -> Database:
+            return Database.open(ClusterOrigin(link), CLUSTER)
+
+        def opened_by_command(_: Any = None) -> Database:
+            with as_command():
+                return opened()
+
+        monkeypatch.setattr(cli_audit, "open_cluster", opened)
+        monkeypatch.setattr(cli_create, "open_cluster", opened_by_command)
+
+        def story() -> None:
+            with opened() as database:
+                database.create_table("flights", SCHEMA, key="id")
+                told: list[bool] = []
+                database.told_of_turn = told.append
+
+                def take_turn() -> None:
+                    with database.turn("server replace b-1", "token ci"):
+                        assert told == [True]
+                        raise RetryLater("it drains")
+
+                with pytest.raises(RetryLater):
+                    take_turn()
+                assert told == [True, False]
+                database.note_call("down")
+            code, out = run(capsys, "table", "drop", "flights", "--yes")
+            assert code == 0, out
+            code, out = run(capsys, "audit", "--json")
+            assert code == 0
+            found = json.loads(out)["entries"]
+            assert [(e["method"], e["path"], e["object"], e["outcome"]) for e in found] == [
+                ("python", "create_table flights", "flights", "done"),
+                ("python", "server replace b-1", "b-1", "refused"),
+                ("python", "down", "", "done"),
+                ("cli", "delete_table flights", "flights", "done"),
+            ]
+            me = f"{getpass.getuser()}@{socket.gethostname()}"
+            assert {e["caller"] for e in found} == {me}
+            assert found[1]["details"].startswith("it drains; by token ci; process ")
+            assert re.search(r"stelae table drop, process \d+$", found[3]["details"])
+            code, out = run(capsys, "audit", "--who", me, "--path", "delete_table")
+            assert code == 0
+            assert "cli delete_table flights" in out
+
+        await asyncio.to_thread(story)
+
+
+def test_the_words_of_a_command_are_told_from_its_arguments() -> None:
+    """Whatever follows the name of a command may be secret, and is no part of its words."""
+    assert command_of(["table", "drop", "flights", "--yes"]) == "stelae table drop"
+    assert command_of(["token", "create", "drop", "table"]) == "stelae token create"
+    assert command_of(["tablet", "quarantine", "purge", "all"]) == "stelae tablet quarantine purge"
+    assert command_of(["up", "up"]) == "stelae up"
+    assert command_of(["apply", "a.yaml"]) == "stelae apply"
+    assert command_of(["s3://key:password@here"]) == command_of([]) == "stelae"

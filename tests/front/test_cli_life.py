@@ -50,7 +50,7 @@ def _env(folder: Path) -> dict[str, str]:
 @pytest.mark.ray
 def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: Path) -> None:
     """up, a second up, status, tables; SIGKILL of all its processes at once; up again: the rows
-    are there; down: no process is left."""
+    are there, and what was noted of the commands; down: no process is left."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return stelae(*arguments, cwd=folder, env=_env(folder), timeout=LIMIT_S)
@@ -90,6 +90,10 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
 
     again = json.loads(run("up", "--json").stdout)
     assert _count(folder) == 1000
+    audit = json.loads(run("audit", "--json").stdout)["entries"]
+    noted = [each["path"] for each in audit if each["method"] == "cli"]
+    assert noted.count("up") == 2, noted
+    assert "alter_table t" in noted
     keeper = psutil.Process(again["pid"])
     everything = [keeper, *keeper.children(recursive=True)]
     down = run("down")

@@ -21,10 +21,13 @@ MUTANTS = [
         "stelae/spec_host.py",
         ("tests/unit/stelae/test_spec_operations.py",),
         [
-            ("if not (takes_back and names & self._leaving):", "if True:"),
-            (" and names & self._leaving):", " and self._leaving):"),
-            ('verb == "retire" and options["cancel"]', 'verb == "retire"'),
-            ("            self._leaving = frozenset()\n            work", "            work"),
+            ("(place.waits and not is_same) or", "place.waits or"),
+            ("or (takes_back and is_same)", "or takes_back"),
+            ("return self.may_wait and not self.has_turn", "return self.may_wait"),
+            ("return self.may_wait and not self.has_turn", "return False"),
+            ('takes_back=verb == "retire" and options["cancel"]', 'takes_back=verb == "retire"'),
+            ("if len(waiting) >= WAITING_AT_ONCE:", "if False:"),
+            ("if each.state != RUNNING]\n        for", "]\n        for"),
         ],
     ),
     *mutants_of(
@@ -94,6 +97,11 @@ MUTANTS = [
                 '    if look.status.get("heard_all") is not True:  # R1\n',
                 '    if look.status.get("heard_all") is False:\n',
             ),
+            (
+                "    if not look.has_started:\n        return ReplaceStep",
+                "    if True:\n        return ReplaceStep",
+            ),
+            ("    if not look.former and not look.has_started and", "    if False and"),
             ("    if silent_s < look.quiet_s:  # R7\n", "    if False:\n"),
             ("return max(QUIET_S, dead_after_s + BEATS * heartbeat_s)", "return QUIET_S"),
             ("    if look.unwell:\n        return", "    if False:\n        return"),
@@ -125,9 +133,19 @@ MUTANTS = [
         _HAND_SHELL,
         [
             ("                self._read_again()\n", ""),
-            ("            if not self._has_drained:\n                raise\n", ""),
             (
-                "                if not self.drains:\n                    hand_over",
+                "            if not (self._has_drained or self._has_waited):\n                raise\n",
+                "",
+            ),
+            ("if not (self._has_drained or self._has_waited):", "if not self._has_drained:"),
+            ("        if left < self._least:\n", "        if left != self._least:\n"),
+            ("        if now - since > limit_s:\n", "        if False:\n"),
+            (
+                "        if not self._former:\n            self._check_unknown()\n        try",
+                "        try",
+            ),
+            (
+                "                if not self._drains:\n                    hand_over",
                 "                if False:\n                    hand_over",
             ),
             ("            only_ended=self._only_ended,\n", ""),
@@ -141,8 +159,8 @@ MUTANTS = [
         _HAND_SHELL,
         [
             (
-                "            target = work.choose(elsewhere=elsewhere)\n            sure()\n",
-                "            target = 'm5' if elsewhere else ''\n            sure()\n",
+                "            target = work.choose()\n            sure()\n",
+                "            target = 'm5' if order.elsewhere else ''\n            sure()\n",
             ),
             ("        if machine not in live:\n", "        if False:\n"),
         ],

@@ -183,6 +183,33 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "client/admin/call_log.py",
+        ("tests/unit/client/test_call_log.py",),
+        [
+            ("if self._writer is not None and not self._problem:", "if self._writer:"),
+            ("await self._settle(min(wait_s, WAIT_S))", "await self._settle(1e9)"),
+            ("        await self._settle(WAIT_S)\n        return call", "        return call"),
+            ('if self._waiting.get(row["id"]) is row:', "if False:"),
+            (
+                "                if is_hopeless or clock.monotonic() >= end_s:",
+                "                if is_hopeless:",
+            ),
+            ("                if is_hopeless or clock", "                if clock"),
+            (
+                "            _say(self._waiting.pop(next(iter(self._waiting)))",
+                "            (self._waiting.pop(next(iter(self._waiting)))",
+            ),
+            ('        self._give_up("the connection was closed")\n\n    def', "\n    def"),
+            ('    PUT_TOKEN.name: "name",\n', ""),
+            ("    return method.name in ABOUT and not is_own", "    return method.name in ABOUT"),
+            ('"request", "sha256", ', '"request", '),
+            (
+                "isinstance(error, Rejected | RetryLater | RetryElsewhere)",
+                "isinstance(error, Rejected)",
+            ),
+        ],
+    ),
+    *mutants_of(
         "client/audit.py",
         _AUDIT_TWICE,
         [('absent = [row for row in begun if row["id"] not in known]', "absent = begun")],

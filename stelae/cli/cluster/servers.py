@@ -387,8 +387,10 @@ def server_replace(
 
     A server that is dead is replaced once nothing needs its disk: logs and replicas have a live
     majority without it, and each segment is on another backup. The text says what is waited for,
-    and after two minutes of that the command ends. A configuration store is replaced only if its
-    rows are in PostgreSQL. A master leaves the set, and the new one is added and gets its vote.
+    and after two minutes of that the command ends. Where a server is drained, the command ends
+    after 30 minutes in which nothing more has left it, and says what is left; the drain goes on. A
+    configuration store is replaced only if its rows are in PostgreSQL. A master leaves the set,
+    and the new one is added and gets its vote.
 
     Interrupted, it goes on when it is given again. If the new server was heard by then, the command
     only waits for the end of that, and says that it replaced nothing else. The former UUID as

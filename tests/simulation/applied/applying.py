@@ -248,12 +248,18 @@ class Operator:
 
     async def _replace(self, name: str, drains: bool, turn: OperatorTurn) -> bool:
         """As `stelae.applying.replace_one`, which does not hold its turn for the drain."""
-        mine, has_drained = self._asked.generation, False
-        former = former_of(await self.status(), name, name)
-        self._world.note(self.name, f"replaces {name}, {former}, drains: {drains}")
+        mine, has_drained, has_started = self._asked.generation, False, False
         end_s = self._world.loop.time() + REPLACE_S
-        while former and self._world.loop.time() < end_s:
+        while (status := await self.status()).get("heard_all") is not True:
+            if self._world.loop.time() > end_s:
+                return False
+            await self._sure(turn, mine)
+            await asyncio.sleep(POLL_S)
+        former = former_of(status, name, name)
+        self._world.note(self.name, f"replaces {name}, {former}, drains: {drains}")
+        while self._world.loop.time() < end_s:
             look = await self._seen(name, former, drains, has_drained)
+            look = replace(look, has_started=has_started)
             if why := refusals_of_replacement(look):
                 raise InvalidArgument("; ".join(why))
             step = next_of_replacement(look)
@@ -264,6 +270,7 @@ class Operator:
                 return step.act is ReplaceAct.DONE
             await self._take_replacing(step, look, mine)
             has_drained = has_drained or step.act is ReplaceAct.DRAIN
+            has_started = has_started or step.act is ReplaceAct.START
         return False
 
     async def _seen(
@@ -292,7 +299,7 @@ class Operator:
             case ReplaceAct.DRAIN:
                 await self._database.retire_server(step.uuids[0], wait=False, timeout=CALL_S)
             case ReplaceAct.END:
-                if look.drains:
+                if look.drains and look.former:
                     await self._alone(mine, lambda: self._require_nothing_there(look.name))
                 self._end_process(look.name)
             case ReplaceAct.FENCE:

@@ -53,6 +53,10 @@ class Cluster:
         """How many replicas a tablet lacks at the next looks."""
         self.unheard = 0
         """For how many more looks the leader master has just begun."""
+        self.unknown: dict[str, None] = {}
+        """Dead servers that no master has heard since it began."""
+        self.named: list[str] = []
+        """Those of them that the catalog names."""
         self.needs_disk = False
         self.in_turn: Callable[[], None] = lambda: None
         """Called when the turn was taken: what others have done meanwhile."""
@@ -122,8 +126,14 @@ class Cluster:
         actor.ready.remote = lambda _: lambda: self._heard(name)
         return actor
 
+    def forget(self, name: str) -> None:
+        """All masters were started anew while it was dead."""
+        self.unknown[name] = None
+        del self.live[name]
+
     def _heard(self, name: str) -> None:
         self.live[name] = None
+        self.unknown.pop(name, None)
         for each in self.fences.values():
             if each["id"] == name and not each["successor"]:
                 each["successor"] = self.uuids[name] = f"new-{name}"
@@ -216,7 +226,9 @@ class Cluster:
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
         lacks = self.missing.pop(0) if self.missing else 0
         self.unheard -= self.unheard > 0
-        servers = [self._server(name) for name in NAMES if self.uuids[name] not in self.fences]
+        heard = [name for name in NAMES if name not in self.unknown]
+        servers = [self._server(name) for name in heard if self.uuids[name] not in self.fences]
+        named = [{"id": n, "uuid": self.uuids[n]} for n in self.named if n in self.unknown]
         tablet = {
             "table": "t", "number": 1, "state": "running", "under_replicated": lacks,
             "memory_bytes": 0, "leader": "tserver-1", "replicas": [], "reported": True,
@@ -225,6 +237,7 @@ class Cluster:
         return {
             "servers": servers, "tablets": [tablet], "shortages": [],
             "heard_all": not self.unheard, "replaced": list(self.fences.values()),
+            "servers_not_heard": [e for e in named if e["uuid"] not in self.fences],
         }  # fmt: skip
 
     def replace(self, server: str, *, timeout: float = 60.0, **how: Any) -> Replacement:
@@ -403,13 +416,99 @@ def test_a_dead_one_whose_disk_is_needed_is_not_fenced(
     del cluster.live["backup-2"]
     cluster.needs_disk = True
     monkeypatch.setattr(replace_one, "STUCK_S", 0.0)
-    again = r"on no backup that lives; `stelae server replace u-backup-2` goes on"
+    again = r"on no backup that lives. No progress .* `stelae server replace u-backup-2` goes on"
     with pytest.raises(RetryLater, match=again):
         cluster.replace("backup-2")
     assert not cluster.done
     cluster.needs_disk = False
     cluster.replace("backup-2")
     assert cluster.steps[1:3] == ["fences u-backup-2", "backup-2 ends"], "Ray would start it again"
+
+
+@pytest.mark.parametrize("name", ["tserver-2", "backup-2", "safekeeper-2"])
+@pytest.mark.parametrize("has_actor", [True, False])
+def test_a_server_that_nobody_knows_is_ended_and_set_aside_before_another_starts(
+    cluster: Cluster, name: str, *, has_actor: bool
+) -> None:
+    """All masters were started anew, and the catalog has no UUID of its name: nothing needs its
+    disk, and there is nothing to fence."""
+    cluster.forget(name)
+    if not has_actor:
+        del cluster.actors[name]
+    found = cluster.replace(name)
+    ends = [f"{name} ends"] * has_actor
+    turn = f"server replace {name}"
+    assert cluster.steps == [turn, *ends, f"{name} aside", f"{name} starts"]
+    assert (found.former, found.uuid) == ((), f"u-{name}")
+    assert "nothing was fenced" in found.lines()[0]
+
+
+@pytest.mark.parametrize("step", ["tserver-2 ends", "tserver-2 aside", "tserver-2 starts"])
+def test_that_goes_on_wherever_it_was_left(cluster: Cluster, step: str) -> None:
+    """Nothing of it is written down: what is done again changes nothing."""
+    cluster.forget("tserver-2")
+    cluster.dies_before = step
+    with pytest.raises(Killed):
+        cluster.replace("tserver-2")
+    assert cluster.replace("tserver-2").former == ()
+    for each in ("tserver-2 ends", "tserver-2 aside", "tserver-2 starts"):
+        assert cluster.steps.count(each) == 1
+
+
+def test_one_that_is_heard_meanwhile_is_not_ended(cluster: Cluster) -> None:
+    """It may have what others need: the same command again fences it by its UUID."""
+    cluster.forget("tserver-2")
+    cluster.in_turn = lambda: cluster.unknown.clear()
+    with pytest.raises(InvalidArgument, match="heard it meanwhile: give the same command again"):
+        cluster.replace("tserver-2")
+    assert cluster.steps == ["server replace tserver-2"]
+
+
+@pytest.mark.parametrize("given", ["safekeeper-2", "u-safekeeper-2"])
+def test_one_that_the_catalog_alone_names_is_fenced(cluster: Cluster, given: str) -> None:
+    """By the UUID that the catalog has, although no master has heard it."""
+    cluster.forget("safekeeper-2")
+    cluster.named = ["safekeeper-2"]
+    found = cluster.replace(given)
+    assert found.former == ("u-safekeeper-2",)
+    assert cluster.steps[:4] == [
+        "server replace safekeeper-2", "fences u-safekeeper-2", "safekeeper-2 ends",
+        "safekeeper-2 aside",
+    ]  # fmt: skip
+
+
+def test_a_drain_in_which_nothing_leaves_ends_the_wait(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is left, after `DRAIN_STUCK_S` without a new least; the drain itself goes on. What
+    comes back to the server meanwhile is no progress."""
+    now = 0.0
+
+    def later(_: float) -> None:
+        nonlocal now
+        now += replace_one.DRAIN_STUCK_S / 4
+        if cluster.retiring:
+            cluster.has["tserver-2"] = max(cluster.has["tserver-2"], 2)
+
+    clock = MagicMock(monotonic=lambda: now, sleep=later)
+    monkeypatch.setattr(replace_one, "time", clock)
+    cluster.has["tserver-2"] = 9
+    stuck = "1 tablets are left. No progress for 30 min; the drain goes on by itself; `stelae"
+    with pytest.raises(RetryLater, match=stuck):
+        cluster.replace("tserver-2", timeout=1e9)
+    assert "u-tserver-2" in cluster.retiring
+    assert now > 8 / 4 * replace_one.DRAIN_STUCK_S, "it had progress for a while"
+    assert "tserver-2 ends" not in cluster.steps
+
+
+def test_the_turn_of_another_is_waited_for_once_it_has_waited_itself(cluster: Cluster) -> None:
+    """Only its very first try is refused. A dead server has no drain, and is waited for too."""
+    del cluster.live["backup-2"]
+    cluster.taken = ["ada applies"]
+    with pytest.raises(AlreadyRunning, match="ada applies"):
+        cluster.replace("backup-2")
+    cluster.unheard, cluster.taken = 3, ["ada applies", ""]
+    assert cluster.replace("backup-2").uuid == "new-backup-2"
 
 
 def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> None:
@@ -511,6 +610,26 @@ def places(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(ClusterState, "save", saved)
     return live
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_that_nobody_knows_needs_its_machine(
+    cluster: Cluster, places: dict[str, str], *, is_late: bool
+) -> None:
+    """Without a fence its process must be seen to have ended: also elsewhere, and also where the
+    machine is lost during the turn."""
+    cluster.forget("tserver-2")
+
+    def lost() -> None:
+        del places["m2"]
+
+    if is_late:
+        cluster.in_turn = lost
+    else:
+        lost()
+    with pytest.raises(InvalidArgument, match="no UUID of tserver-2 to fence it by"):
+        cluster.replace("tserver-2", elsewhere=True)
+    assert not [each for each in cluster.steps if "starts" in each or "aside" in each]
 
 
 @pytest.mark.parametrize("name", ["master-2", "tserver-2"])

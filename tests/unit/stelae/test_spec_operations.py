@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -140,6 +141,9 @@ class Servers:
 
     def __init__(self) -> None:
         self.looked, self.goes_on = threading.Event(), threading.Event()
+        self.told_of_turn: Callable[[bool], None] = lambda has_turn: None
+        self.takes_turn = True
+        """Whether a replacement waits within its turn."""
         self.done: list[Any] = []
 
     def __enter__(self) -> Servers:
@@ -149,15 +153,18 @@ class Servers:
         """Nothing is held."""
 
     def status(self) -> dict[str, Any]:
-        return {"replaced": [{"uuid": "former"}]}
+        return {"replaced": [{"uuid": "former", "id": "tserver-1"}]}
 
     def servers(self) -> list[dict[str, Any]]:
-        return [{"name": "tserver-1", "uuid": "u1"}, {"name": "tserver-2", "uuid": "u2"}]
+        return [{"name": f"tserver-{n}", "uuid": f"u{n}"} for n in range(1, 8)]
 
     def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
         progress("2 tablets are left")
+        tell, has_turn = self.told_of_turn, self.takes_turn
+        tell(has_turn)
         self.looked.set()
         assert self.goes_on.wait(10.0)
+        tell(False)
         progress("tserver-1 starts, empty")
         self.done.append((server, how))
         return Replacement("tserver-1", ("u1",), "u2", set_aside=("/d/tserver-1.replaced",))
@@ -215,8 +222,8 @@ def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPat
 def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By name or UUID, beside the replacement that waits for it, for hours perhaps. Nothing else
-    passes: no other server's, no other command, and nothing beside an apply."""
+    """By name or UUID, next to the replacement that has its turn. Nothing else passes: no other
+    server's, no other command, and nothing next to an apply."""
     database = Servers()
     monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
     host = SpecHost("demo", "data")
@@ -231,7 +238,7 @@ def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
         ("retire", "tserver-1", {"cancel": False}),
         ("start", "tserver-1", {}),
     ):
-        with pytest.raises(AlreadyRunning, match="server replace tserver-1, by ada"):
+        with pytest.raises(AlreadyRunning, match=r"is changing .* tserver-1, by ada"):
             host.begin_server(verb, server, options, "eve")
     database.goes_on.set()
     assert ended(host, begun["id"])["state"] == "done"
@@ -240,6 +247,54 @@ def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
     host.begin({}, "ada", "")
     with pytest.raises(AlreadyRunning, match="apply, by ada"):
         host.begin_server("retire", "tserver-1", back, "eve")
+
+
+def test_a_replacement_that_waits_keeps_only_its_own_server_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the turn it changes nothing: commands on others pass, and an apply; what is about its
+    server is refused, by each of its names, but for taking the drain back. A few may wait at once;
+    the next is told which ones do. One that has ended makes room."""
+    database = Servers()
+    database.takes_turn = False
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    monkeypatch.setattr(SpecHost, "plan", lambda _, spec: {"steps": [], "refused": []})
+    monkeypatch.setattr(SpecHost, "_apply", lambda *_, **__: {})
+    host, how = SpecHost("demo", "data"), {"drain": True, "elsewhere": False}
+    begun = [
+        host.begin_server("replace", f"tserver-{n + 1}", how, "ada")["id"]
+        for n in range(spec_host.WAITING_AT_ONCE)
+    ]
+    assert database.looked.wait(10.0)
+    for verb, server in (("retire", "u1"), ("stop", "tserver-1"), ("replace", "former")):
+        with pytest.raises(AlreadyRunning, match=r"is about this server: server replace tserver-1"):
+            host.begin_server(verb, server, {"cancel": False, **how}, "eve")
+    told = ended(host, host.begin_server("retire", "u1", {"cancel": True}, "eve")["id"])
+    assert told["state"] == "done"
+    assert ended(host, host.begin_server("stop", "tserver-7", {}, "eve")["id"])["error"]
+    assert ended(host, host.begin({}, "eve", "")["id"])["state"] == "done"
+    with pytest.raises(RetryLater, match=f"4 replacements .*{begun[0]} .server replace tserver-1"):
+        host.begin_server("replace", "tserver-6", how, "eve")
+    database.goes_on.set()
+    assert [ended(host, each)["state"] for each in begun] == ["done"] * len(begun)
+    assert ended(host, host.begin_server("replace", "u6", how, "eve")["id"])["state"] == "done"
+
+
+def test_an_operation_that_runs_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have ended are, the oldest first."""
+    database = Servers()
+    database.takes_turn = False
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    monkeypatch.setattr(spec_host, "OPERATIONS_KEPT", 3)
+    host = SpecHost("demo", "data")
+    waits = host.begin_server("replace", "tserver-1", {"drain": True, "elsewhere": False}, "ada")
+    stops = [host.begin_server("stop", "tserver-2", {}, "ada")["id"] for _ in range(1)]
+    for _ in range(4):
+        ended(host, stops[-1])
+        stops.append(host.begin_server("stop", "tserver-2", {}, "ada")["id"])
+    assert [host.operation(each) is None for each in stops] == [True, True, True, False, False]
+    database.goes_on.set()
+    assert ended(host, waits["id"])["state"] == "done"
 
 
 def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,20 @@ def test_a_server_that_is_half_replaced_is_missed() -> None:
     assert "successor was not heard" in found[0].text
 
 
+def test_a_replacement_that_has_not_ended_is_a_note() -> None:
+    """Once for a name, whichever disks it had; one that is whole is none."""
+    servers = (server("t1"), server("backup-1"))
+    fences = tuple(
+        ReplacedFacts("backup-1", ServerUuid(old), ServerUuid("backup-1"), goes_on=goes_on)
+        for old, goes_on in (("a", True), ("b", True), ("c", False))
+    )
+    (found,) = judge_servers(StatusFacts("c", 1, servers, (), (), replaced=fences))
+    assert (found.severity, found.subject) == (NOTE, "backup-1")
+    assert "stelae server replace`" in found.hint
+    whole = StatusFacts("c", 1, servers, (), (), replaced=fences[2:])
+    assert judge_servers(whole) == []
+
+
 def test_a_server_that_an_operator_stopped_is_a_note() -> None:
     """With the command that starts it. One that is live, or that nobody stopped, is as it is."""
     servers = (server("t1"), server("t2", state="dead"), server("t3", state="dead"))

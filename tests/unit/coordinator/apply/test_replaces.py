@@ -318,6 +318,36 @@ def test_all_dead_disks_of_a_name_are_meant_but_not_those_of_one_that_lives() ->
     assert former_of(silent.status, "backup-4", "backup-4") == ()
 
 
+def test_one_that_only_the_catalog_names_is_fenced_by_that() -> None:
+    """No master has heard it; what needs its disk is judged as for any dead one. R10."""
+    look = look_at("safekeeper-2")
+    left = [each for each in look.status["servers"] if each["id"] != "safekeeper-2"]
+    entry = {"kind": "safekeeper", "id": "safekeeper-2", "uuid": "safekeeper2"}
+    look = with_status(look, servers=left, servers_not_heard=[entry], backups_not_heard=[entry])
+    assert former_of(look.status, "safekeeper-2", "safekeeper-2") == ("safekeeper2",)
+    assert next_of_replacement(look).uuids == ("safekeeper2",)
+    assert act(look) is ReplaceAct.FENCE
+    assert "do not know" in waits(with_status(look, servers_not_heard=[], backups_not_heard=[]))
+
+
+def test_one_that_nobody_knows_is_ended_and_then_started_without_a_fence() -> None:
+    """Nothing needs its disk, and there is no UUID. Whoever is heard before the new one is started
+    may be the former one, and refuses it. R10."""
+    look = replace(look_at("backup-2"), former=())
+    heard = look
+    left = [each for each in look.status["servers"] if each["id"] != "backup-2"]
+    look = with_status(look, servers=left)
+    assert act(look) is ReplaceAct.END
+    assert act(replace(look, has_actor=False)) is ReplaceAct.START
+    assert waits(replace(look, has_started=True)) == "the new server does not live"
+    assert act(replace(heard, has_started=True)) is ReplaceAct.DONE
+    assert not refused(look)
+    assert not refused(replace(heard, has_started=True))
+    assert "heard it meanwhile" in refused(heard)
+    assert "just begun" in waits(with_status(look, heard_all=False))
+    assert "SQLite" in refused(replace(look, name="cas_store-1"))
+
+
 # ---- refusals -------------------------------------------------------------------------------
 
 

@@ -9,12 +9,23 @@ from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl.operator_orders import find_server
 from stelae.coordinator.ddl.replacement import draft_replace, draft_successor
 from stelae.coordinator.liveness.liveness import Liveness, Run
+from stelae.coordinator.liveness.unheard import NamedServer, never_heard_servers
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
+from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.operators import ReplaceServer
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records.records import ServerInfo, ServerKind, ServerMark
+from stelae.core.records.records import (
+    BackupRecord,
+    SafekeeperRecord,
+    ServerInfo,
+    ServerKind,
+    ServerMark,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.records.replication import Configuration, Peer
+from stelae.core.records.timelines import SafekeeperId
 from stelae.core.runtime import ProcessIdentity
 
 OLD, NEW = ServerUuid("old"), ServerUuid("new")
@@ -119,6 +130,41 @@ def test_nobody_knows_whom_to_fence() -> None:
     """A UUID that was never heard, and is in no register."""
     with pytest.raises(InvalidArgument, match="no server with the UUID old"):
         World().replace()
+
+
+@pytest.mark.parametrize("kind", [ServerKind.BACKUP, ServerKind.SAFEKEEPER, ServerKind.TSERVER])
+def test_a_server_that_only_the_catalog_names_is_fenced(kind: ServerKind) -> None:
+    """Its disk is dead, and all masters were started anew since they heard it. Until then the
+    status names it, once, and never one that was heard."""
+    world, name = World(), f"{kind.value}-1"
+    catalog = world.catalog
+    match kind:
+        case ServerKind.BACKUP:
+            catalog.backups.known[OLD] = BackupRecord(OLD, name, "m", ("disk",), 1.0)
+        case ServerKind.SAFEKEEPER:
+            record = SafekeeperRecord(SafekeeperId(1), OLD, name, "m")
+            catalog.timelines.safekeepers[record.safekeeper_id] = record
+        case _:
+            peers = (Peer(OLD, Address("a:1"), name=name), Peer(NEW, Address("b:1")))
+            tablet = TabletRecord(
+                *(TabletId("x"), TableId("t"), 0, TabletState.RUNNING, 1, ServerUuid(""), 0),
+                configuration=Configuration(OpId(0, 0), peers),
+            )
+            catalog.live_tablets = lambda: iter([tablet])  # type: ignore[method-assign]
+    assert never_heard_servers(catalog, world.liveness) == [NamedServer(kind, name, OLD)]
+    world.put(world.replace())
+    mark = catalog.mark(OLD)
+    assert (mark.name, mark.kind, mark.replaced) == (name, kind, True)
+    assert never_heard_servers(catalog, world.liveness) == []
+
+
+def test_a_server_that_was_heard_is_not_among_those_that_the_catalog_alone_names() -> None:
+    """A mark of an operator names a server too."""
+    world = World()
+    world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", kind=ServerKind.TSERVER),)))
+    assert [each.uuid for each in never_heard_servers(world.catalog, world.liveness)] == [OLD]
+    world.beat(OLD)
+    assert never_heard_servers(world.catalog, world.liveness) == []
 
 
 def test_a_fence_may_be_asked_for_again() -> None:
