@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import stelae
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.schema.partition import hash_partition
 from stelae.database.api import Table
+from tests.front.pages import DOCS, Reader
 from tests.tables.conftest import SCHEMA, Doors, Make
 from tests.until import until
 
@@ -70,7 +73,7 @@ def test_wrong_arguments_are_refused_before_the_first_row(filled: Table) -> None
         ({"where": pc.field("name") > 1}, InvalidArgument),
     ):
         with pytest.raises(error):
-            filled.scan_batches(**arguments)  # type: ignore[arg-type]
+            filled.scan_batches(**arguments)
 
 
 def test_a_reader_that_is_dropped_half_read_leaves_no_pin(doors: Doors, filled: Table) -> None:
@@ -104,7 +107,7 @@ def test_an_expression_keeps_the_rows_that_pyarrow_keeps(filled: Table) -> None:
         assert sorted(found["id"].to_pylist()) == sorted(wanted)
         assert filled.scan_batches(where=expression, limit=5).read_all().num_rows == 5
     with pytest.raises(InvalidArgument, match="scan_batches"):
-        filled.scan(where=pc.field("id") > 3)  # type: ignore[arg-type]
+        filled.scan(where=pc.field("id") > 3)
 
 
 def test_arrow_and_polars_take_a_table_as_it_is(filled: Table) -> None:
@@ -161,3 +164,18 @@ def test_without_polars_the_error_names_the_extra(
         table.to_polars()
     with pytest.raises(InvalidArgument, match=r"stelae\[polars\]"):
         table.scan_polars()
+
+
+def test_the_page_on_arrow_does_what_it_says(
+    doors: Doors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every block of it, DuckDB's and DataFusion's included; no pin is left."""
+    database = doors.databases["direct"]
+    monkeypatch.setattr(stelae, "connect", lambda folder: database)
+    reader = Reader(tmp_path)
+    try:
+        assert reader.follow(DOCS / "how-to" / "arrow.md") > 5
+    finally:
+        database.delete_table("readings")
+    reader.names.clear()
+    until(lambda: pin_count(doors) == 0, 20.0, "no pin")

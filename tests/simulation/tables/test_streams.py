@@ -20,7 +20,7 @@ from stelae.simulation import World
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.tables.test_pinned_tables import ROWS, STRIKES, PinnedFixture
 
-DURABILITIES = [segments("disk", "disk"), wal(3, ("disk",)), replicas(3)]
+DURABILITIES: list[Durability] = [segments("disk", "disk"), wal(3, ("disk",)), replicas(3)]
 Story = Callable[[PinnedFixture], Awaitable[None]]
 
 
@@ -96,7 +96,7 @@ def test_a_tablet_of_which_nothing_was_read_is_pinned_again() -> None:
     """Its server lost the pin before the first piece; the stream goes on."""
 
     async def story(here: PinnedFixture) -> None:
-        real, lost = snapshots.pin_tablet, []
+        real, lost = snapshots.pin_tablet, list[object]()
 
         async def pin_and_lose(*asked: Any) -> Any:
             made = await real(*asked)
