@@ -97,8 +97,10 @@ class _Reading:
         # Errors end the release only: servers drop pins that nobody uses.
         with contextlib.suppress(StelaeError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
-                if self._ahead is not None:  # it may pin more
-                    token = (await self._ahead).after or token
+                if (ahead := self._ahead) is not None:  # it may pin more
+                    await asyncio.wait({ahead})
+                    if not ahead.cancelled() and ahead.exception() is None:
+                        token = ahead.result().after or token
                 if token:
                     await self._fetch(token, 0)
 
