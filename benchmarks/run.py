@@ -29,6 +29,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "indexing": ("tables.indexing", {}),
     "writes": ("tables.writes", {}),
     "bulk": ("tables.bulk", {}),
+    "arrow-streams": ("tables.arrow_streams", {}),
     "ray-data": ("tables.ray_data", {}),
     "spark-read": ("tables.spark_read", {}),
     "large-catalog": ("operations.large_catalog", {}),

@@ -20,13 +20,17 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
 
 from stelae.client.aio import CLOSED, Bridged, Loop
 from stelae.client.database import AsyncDatabase
 from stelae.client.one_process import WAY_OUT
 from stelae.client.routing.direct_calls import Calls
 from stelae.client.table.blocking import BlockingTable
+from stelae.client.table.streams import BatchStream
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument
 from stelae.core.forks import forget_in_children, keep_for_ever
@@ -226,6 +230,42 @@ class TableHere:
         return TableHere(opened, table, direct)
 
 
+class BridgedStream:
+    """A `BatchStream` that lives on a `Loop`, iterated over from any event loop."""
+
+    def __init__(self, loop: Loop, stream: BatchStream) -> None:
+        self._loop = loop
+        self._stream = stream
+        self.schema = stream.schema
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        found = await self._loop.bridge(self._next())
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    async def _next(self) -> pa.RecordBatch | None:
+        return await anext(self._stream, None)
+
+    async def aclose(self) -> None:
+        """See `BatchStream.aclose`."""
+        await self._loop.bridge(self._stream.aclose())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
 class TableHandle:
     """A table of a connection, in whichever process uses it; nobody is asked to have it there."""
 
@@ -270,4 +310,4 @@ class TableHandle:
         return self.now().table
 
     def wrapped(self, found: Any) -> Any:
-        return found
+        return BridgedStream(self.here()[0], found) if isinstance(found, BatchStream) else found

@@ -21,6 +21,7 @@ from stelae.client.http.protocol import (
     ARROW_TYPE,
     IF_VERSION_COLUMN,
     JSON_TYPE,
+    NEXT_PAGE_HEADER,
     REQUEST_ID_HEADER,
     SCHEMA_VERSION_HEADER,
     format_request_id,
@@ -33,6 +34,7 @@ from stelae.client.http.records import (
     table_record,
     tablet_location,
 )
+from stelae.client.http.scan_pieces import Page, page_pieces
 from stelae.client.http.table_calls import (
     FEW_BYTES,
     arrow_stream,
@@ -56,6 +58,7 @@ from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
 from stelae.client.table.alter import AskedAlter
 from stelae.client.table.api import AskedRows, AskedScan, TableApi
+from stelae.client.table.streams import Piece
 from stelae.core.errors import InvalidArgument, SchemaChanged, Unavailable
 from stelae.core.ids import RequestId
 from stelae.core.messages.catalog import TabletLocation
@@ -245,10 +248,33 @@ class HttpTable(HttpFinds, TableApi):
             raise Unavailable(self._transport.url, f"the scan of {self.name!r} broke off")
         return await asyncio.to_thread(arrow_table, response.content)
 
-    async def _batches(self, asked: AskedScan) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Handed out once all are here: a scan that breaks off begins anew."""
-        for batch in (await self._scan(asked)).to_batches():
-            yield batch
+    def _pieces(self, asked: AskedScan) -> AsyncGenerator[Piece, None]:
+        body: dict[str, Any] = {}
+
+        async def first(rows: int) -> Page:
+            body["columns"] = list(self._chosen(asked.columns)) or None
+            body["where"] = self._filters_json(asked.where)
+            body["with_versions"] = asked.with_versions
+            return await self._page(body, "", rows, asked.timeout_s)
+
+        async def fetch(after: str, rows: int) -> Page:
+            if after:
+                return await self._page(body, after, rows, asked.timeout_s)
+            return await self._again_if_altered(lambda: first(rows), asked.timeout_s)
+
+        return page_pieces(fetch, asked.limit)
+
+    async def _page(self, body: dict[str, Any], after: str, rows: int, timeout_s: float) -> Page:
+        response = await self._call(
+            "POST",
+            "/rows:scan",
+            what="scan",
+            timeout_s=timeout_s,
+            content=msgspec.json.encode({**body, "page_rows": rows, "after": after or None}),
+            headers={"Content-Type": JSON_TYPE, "Accept": ARROW_TYPE},
+        )
+        found = await asyncio.to_thread(arrow_table, response.content)
+        return Page(found, response.headers.get(NEXT_PAGE_HEADER, ""))
 
     # ---- helpers ----------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ def normalize_filters(where: Where, schema: TableSchema, table: str) -> WireFilt
     """
     if isinstance(where, pc.Expression):
         raise InvalidArgument(
-            'where is a list of (column, operator, value), such as [("id", ">", 3)], and not a '
-            "pyarrow expression"
+            'where is a list of (column, operator, value), such as [("id", ">", 3)]; only '
+            f"scan_batches takes a pyarrow expression such as {where}"
         )
     if where is None or (isinstance(where, list | tuple) and not where):
         return ()

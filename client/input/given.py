@@ -83,6 +83,14 @@ def row_limit(limit: Any) -> int | None:
     return int(limit)
 
 
+def batch_limit(batch_rows: Any) -> int | None:
+    """The rows that a batch may have at most; None: any number. Raises `InvalidArgument`."""
+    found = row_limit(batch_rows)
+    if found == 0:
+        raise InvalidArgument("batch_rows=0: one row or more")
+    return found
+
+
 def key_list(keys: Any) -> Any:
     """Keys to delete as a list, an Arrow array or a table; one key as a list of one.
 

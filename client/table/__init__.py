@@ -10,8 +10,9 @@ same rows at every read, or `SnapshotLost`.
 4. `stelae.client.routing.retries` repeats each part until its end is known.
 5. `blocking` first tries a small call from the caller's own thread, then the way over the loop.
 
-`scan`, `scan_pages` and `snapshots` read many rows; `owner_watch` gives a long call up once the
-masters name another owner. `alter` and `alterations` change the table.
+`scan`, `scan_pages`, `snapshots` and `streams` read many rows, `matching` by expressions;
+`owner_watch` gives a long call up once the masters name another owner. `alter` and `alterations`
+change the table.
 
 Read first: `table`. Also searched for as: upsert, cursor, snapshot read, schema change, batching.
 """

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stelae.client.finds.calls import AsyncFinds
 from stelae.client.finds.index_calls import Progress
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.filters import Where
-from stelae.client.input.given import row_limit
+from stelae.client.input.given import batch_limit, row_limit
 from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
 from stelae.client.table.alter import AskedAlter, NewColumns
+from stelae.client.table.matching import Matching
 from stelae.client.table.places import TabletPlace, tablet_place
+from stelae.client.table.streams import BatchStream, Piece, open_stream
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WriteOp
 from stelae.core.records.records import TableRecord
@@ -31,6 +33,8 @@ from stelae.core.schema.durability import Durability
 from stelae.core.schema.schema import check_table_name
 
 SCAN_TIMEOUT_S = 600.0
+PIECE_TIMEOUT_S = 60.0
+"""Seconds that one piece of a stream may take."""
 FILL_TIMEOUT_S = 3600.0
 
 
@@ -313,28 +317,41 @@ class TableApi(OneProcess, AsyncFinds):
         self,
         *,
         columns: Sequence[str] | None = None,
-        where: Where = None,
+        where: Where | pc.Expression = None,
         limit: int | None = None,
         with_versions: bool = False,
-        max_staleness: float | None = None,
-        timeout: float = SCAN_TIMEOUT_S,
-    ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Read rows as batches, tablet by tablet; each tablet at one point of its log.
+        batch_rows: int | None = None,
+        timeout: float = PIECE_TIMEOUT_S,
+    ) -> BatchStream:
+        """Open a stream of all rows that match: ``async for batch in await scan_batches()``.
 
-        ``where`` takes the filter lists of ``pyarrow.parquet.read_table(filters=)``. A tablet
-        whose server dies meanwhile is read anew before any of its rows are handed out.
-        ``max_staleness``: see `get`.
+        Up to three pieces of about 16 MiB are in memory, however slow the reader is. Each tablet
+        is read at one point of its log, when the stream reaches it. ``batch_rows``: maximum rows of
+        a batch. ``timeout``: seconds that each piece may take.
+
+        ``where``: the filter lists of ``pyarrow.parquet.read_table(filters=)``, which servers
+        apply; or a ``pyarrow.compute.Expression``. pyarrow shows no parts of an expression, so it
+        is evaluated here: all rows travel, in the columns that are named and those that it needs.
 
         Raises:
-            SchemaChanged: a column that is read was dropped after the first rows were handed out.
+            InvalidArgument, ColumnNotFound: the arguments are none for this table.
+            SnapshotLost: while it is read: a tablet's server ended after some of its rows had
+                been read. The table can be read again from the beginning.
+            SchemaChanged: while it is read: a column that is read was dropped.
+            DeadlineExpired: while it is read: a piece took longer than ``timeout``.
         """
-        asked = AskedScan(columns, where, row_limit(limit), with_versions, max_staleness, timeout)
-        async with aclosing(self._batches(asked)) as batches:
-            async for batch in batches:
-                yield batch
+        most = batch_limit(batch_rows)
+        if not isinstance(where, pc.Expression):
+            asked = AskedScan(columns, where, row_limit(limit), with_versions, None, timeout)
+            return await open_stream(self._pieces(asked), most)
+        matching = Matching(where, self.record, columns, with_versions)
+        asked = AskedScan(matching.columns, None, None, with_versions, None, timeout)
+        rows = await open_stream(self._pieces(asked))
+        return await open_stream(matching.pieces(rows, row_limit(limit)), most)
 
     @abstractmethod
-    def _batches(self, asked: AskedScan) -> AsyncGenerator[pa.RecordBatch, None]: ...
+    def _pieces(self, asked: AskedScan) -> AsyncGenerator[Piece, None]:
+        """Yield an empty batch of the schema, then the rows; see `open_stream`."""
 
     async def count(
         self,

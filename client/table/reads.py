@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,15 +74,24 @@ class WantedRows:
     with_versions: bool
     max_staleness_s: float
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the rows."""
+        return scan_schema(self.known.schema.arrow, self.columns, self.with_versions)
+
     def table_of(self, parts: list[list[pa.RecordBatch]]) -> pa.Table:
         """What the tablets have of it, as one table."""
-        arrow = self.known.schema.arrow
-        fields = [arrow.field(name) for name in (self.columns or arrow.names)]
-        if self.with_versions:
-            fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
-        schema = pa.schema(fields)
+        schema = self.schema
         batches = [batch.cast(schema) for batches in parts for batch in batches]
         return pa.Table.from_batches(batches, schema=schema)
+
+
+def scan_schema(arrow: pa.Schema, columns: Sequence[str], with_versions: bool) -> pa.Schema:
+    """Return the schema of a scan's rows. ``arrow``: the table's; ``columns`` empty: all."""
+    fields = [arrow.field(name) for name in (columns or arrow.names)]
+    if with_versions:
+        fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
+    return pa.schema(fields)
 
 
 Found = tuple[pa.RecordBatch, NDArray[np.int64]]

@@ -88,6 +88,13 @@ async def scan_page(
         await read.let_go(held)
 
 
+async def end_scan(runtime: Runtime, wanted: WantedRows, after: ScanPlace) -> ScanPage:
+    """Release what the pages from ``after`` on need. Returns an empty page, the last one."""
+    if after.pinned:
+        await let_go(runtime, TableSnapshot(wanted.known.record, after.pinned, KEEP_S))
+    return ScanPage(wanted.table_of([]), None)
+
+
 class _Read:
     """One page while it is read."""
 

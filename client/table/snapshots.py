@@ -210,8 +210,8 @@ async def read_pinned(
     skip: int = 0,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The matching rows of one tablet but the first ``skip``, as batches, always the same ones. Two
-    pieces are held at a time. A connection that breaks is no matter: what came already is skipped.
-    ``share``: only the one of this number (from 0) of so many shares.
+    pieces are held at a time. A connection that breaks is no matter: the scan goes on after the
+    rows that came. ``share``: only the one of this number (from 0) of so many shares.
 
     Raises:
         SnapshotLost: the rows are not kept any more, or their server has been silent for
@@ -230,22 +230,38 @@ async def read_pinned(
         share=share[0],
         shares=share[1],
     )
+    found = read_pieces(runtime, tablet, request, patience_s, ahead=True)
+    async with contextlib.aclosing(found) as pieces:
+        async for batches in pieces:
+            for batch in batches:
+                yield batch
+
+
+async def read_pieces(
+    runtime: Runtime, tablet: PinnedTablet, request: Scan, patience_s: float, *, ahead: bool
+) -> AsyncGenerator[list[pa.RecordBatch], None]:
+    """Yield what `read_pinned` does, by the server's answers. ``request`` names the pin.
+
+    ``ahead``: the next piece is fetched while one is used, so that two are held; else one is.
+    Raises as `read_pinned` does.
+    """
     seen, clock = 0, runtime.clock
     backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     heard = clock.monotonic()
-    while True:
-        place, begun = 0, False
+    skip, limit = request.skip, request.limit
+    while not limit or seen < limit:
+        begun = False
+        # From the first row that did not come: a link that loses every third piece would never end
+        # a scan that begins again from its first row.
+        rest = msgspec.structs.replace(request, skip=skip + seen, limit=limit and limit - seen)
         try:
-            async with contextlib.aclosing(_pieces(runtime, tablet, request)) as pieces:
+            async with contextlib.aclosing(_pieces(runtime, tablet, rest, ahead)) as pieces:
                 async for batches in pieces:
                     begun = True
                     backoff.reset()
-                    for batch in batches:
-                        first = max(0, seen - place)
-                        place += batch.num_rows
-                        if first < batch.num_rows:
-                            seen = place
-                            yield batch.slice(first)
+                    seen += sum([batch.num_rows for batch in batches])
+                    yield batches
+                    batches = []  # not held while the next one is waited for
                     heard = clock.monotonic()  # the reader may take its time
             return
         except RetryElsewhere as error:
@@ -263,9 +279,10 @@ def _lost(tablet: PinnedTablet, error: StelaeError) -> SnapshotLost:
 
 
 async def _pieces(
-    runtime: Runtime, tablet: PinnedTablet, request: Scan
+    runtime: Runtime, tablet: PinnedTablet, request: Scan, ahead: bool
 ) -> AsyncGenerator[list[pa.RecordBatch], None]:
-    """One scan of a pin, from its first piece on; the next is under way while one is used."""
+    """One scan of a pin, from its first piece on; ``ahead``: the next is under way while one is
+    used."""
 
     def ask(request: Scan) -> asyncio.Task[tuple[str, list[pa.RecordBatch]]]:
         return asyncio.create_task(_piece(runtime, tablet, request))
@@ -274,12 +291,15 @@ async def _pieces(
     try:
         while True:
             cursor, batches = await asked
-            if cursor:
-                request = msgspec.structs.replace(request, cursor=cursor, piece=request.piece + 1)
+            request = msgspec.structs.replace(request, cursor=cursor, piece=request.piece + 1)
+            if cursor and ahead:
                 asked = ask(request)
             yield batches
+            batches = []
             if not cursor:
                 return
+            if not ahead:
+                asked = ask(request)
     finally:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)

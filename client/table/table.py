@@ -7,6 +7,7 @@ one part is refused, others may have been done, and the error's note says how ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from stelae.client.finds.shared_finds import SharedFinds
 from stelae.client.finds.table_finds import TableFinds
 from stelae.client.input.convert import Key, Rows, decode_batch, encode_batch
 from stelae.client.input.filters import Where, normalize_filters
-from stelae.client.input.given import chosen_columns, key_rows, staleness
+from stelae.client.input.given import chosen_columns, key_rows, row_limit, staleness
 from stelae.client.input.known import KnownTable
 from stelae.client.input.split_tablets import WasSplit
 from stelae.client.routing.attempts import CONCURRENT_TABLETS, DEFAULT_TIMEOUT_S
@@ -30,11 +31,12 @@ from stelae.client.routing.retries import on_tablet
 from stelae.client.routing.session import Session
 from stelae.client.routing.shared_reads import SharedReads
 from stelae.client.table.alterations import TableAlterations
-from stelae.client.table.api import AskedRows, AskedScan, TableApi
+from stelae.client.table.api import SCAN_TIMEOUT_S, AskedRows, AskedScan, TableApi
 from stelae.client.table.gathering import Gathering
 from stelae.client.table.reads import Found, ManyKeys, OneKey, WantedRows, merge_found
 from stelae.client.table.scan import scan_all, scan_wanted
-from stelae.client.table.scan_pages import ScanPage, ScanPlace, scan_page
+from stelae.client.table.scan_pages import ScanPage, ScanPlace, end_scan, scan_page
+from stelae.client.table.streams import Piece, pinned_pieces
 from stelae.client.table.writer import TableWriter
 from stelae.core.config.settings import Settings
 from stelae.core.errors import DeadlineExpired, SchemaChanged, StelaeError
@@ -321,7 +323,44 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         """The rows that tablets found, in the order of the keys. May run in any thread."""
         return merge_found(found, wanted.names, wanted.known.schema.arrow)
 
-    async def _batches(self, asked: AskedScan) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _pieces(self, asked: AskedScan) -> AsyncGenerator[Piece, None]:
+        wanted = self._wanted(asked)
+        is_first = True
+        for is_again in (False, True):
+            read = self.runtime, self.cache, wanted, asked.limit, asked.timeout_s
+            try:
+                async with contextlib.aclosing(pinned_pieces(*read)) as pieces:
+                    async for piece in pieces:
+                        is_first = False
+                        yield piece
+                        del piece
+                return
+            except SchemaChanged as error:
+                if not is_first or is_again:
+                    raise  # the reader knows the schema of before
+                deadline = self.runtime.clock.monotonic() + asked.timeout_s
+                await self._newer_than(wanted.known, error, deadline)
+                wanted = self._wanted(asked)
+
+    async def scan_tablets(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        limit: int | None = None,
+        with_versions: bool = False,
+        max_staleness: float | None = None,
+        timeout: float = SCAN_TIMEOUT_S,
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Read rows as batches, tablet by tablet; each tablet at one point of its log.
+
+        All rows of a tablet are in memory before the first one is handed out: if its server dies
+        meanwhile, the tablet is read again. ``max_staleness``: see `get`.
+
+        Raises:
+            SchemaChanged: a column that is read was dropped after the first rows were handed out.
+        """
+        asked = AskedScan(columns, where, row_limit(limit), with_versions, max_staleness, timeout)
         left = asked.limit
         wanted = self._wanted(asked)
         is_first = True
@@ -368,8 +407,11 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         with_versions: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> ScanPage:
-        """At most ``rows`` rows, and the place to go on ``after``; see `scan_page`."""
+        """At most ``rows`` rows, and the place to go on ``after``; see `scan_page`. No rows: what
+        later pages need is released."""
         asked = AskedScan(columns, where, rows, with_versions, None, timeout)
+        if not rows and after is not None:
+            return await end_scan(self.runtime, self._wanted(asked), after)
         return await scan_page(self.runtime, self.cache, self._wanted(asked), rows, after, timeout)
 
     def _wanted(self, asked: AskedScan) -> WantedRows:

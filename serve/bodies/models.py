@@ -325,9 +325,10 @@ class ScanRequest(Body):
     with_versions: bool = Field(default=False, description="Adds `_version` to each row.")
     page_rows: int | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         le=1 << 53,
-        description="Answer with a page: at most so many rows (or about 32 MiB), and `next`.",
+        description="Answer with a page: at most so many rows (or about 32 MiB), and `next`. 0, "
+        "with `after`: the scan is not read any further, and the servers release its rows.",
     )
     after: str | None = Field(
         default=None,

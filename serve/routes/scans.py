@@ -54,7 +54,7 @@ async def scan_rows(request: Request, table: str) -> Response:
         return await _page(request, table, wanted)
 
     async def work(handle: AsyncTable) -> Response:
-        batches = handle.scan_batches(
+        batches = handle.scan_tablets(
             columns=wanted.columns,
             where=_filters(wanted.where, handle),
             limit=wanted.limit,
@@ -80,6 +80,8 @@ async def _page(request: Request, table: str, wanted: ScanRequest) -> Response:
         raise InvalidArgument(
             f"a page needs page_rows, at most {gateway.limits.rows}, and takes no limit"
         )
+    if not rows and wanted.after is None:
+        raise InvalidArgument("page_rows=0 ends a scan: it needs after")
     if gateway.max_staleness(request) is not None:
         raise InvalidArgument("max_staleness is not for pages: each tablet is read as it is now")
 

@@ -311,6 +311,6 @@ async def _row_count(table: AsyncTable) -> int:
     return sum(
         [
             batch.num_rows
-            async for batch in table.scan_batches(columns=columns, timeout=COUNT_TIMEOUT_S)
+            async for batch in table.scan_tablets(columns=columns, timeout=COUNT_TIMEOUT_S)
         ]
     )

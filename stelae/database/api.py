@@ -39,6 +39,7 @@ from stelae.database.indexes import DatabaseIndexes, TableIndexes
 from stelae.database.operations import Operations
 from stelae.database.origins import ClusterOrigin
 from stelae.database.progress import count_bar
+from stelae.database.streams import TableStreams
 
 if TYPE_CHECKING:
     from stelae.recovery.spark_link import ClusterLink
@@ -49,7 +50,7 @@ SHOWN_TIMEOUT_S = 2.0
 """Upper bound on what a notebook waits for a table's tablets, rows and size."""
 
 
-class Table(TableIndexes):
+class Table(TableIndexes, TableStreams):
     """One table. Calls block; ``table.aio`` has the same calls as coroutines, for any event loop.
 
     It can be pickled, and be used in a forked child: it connects again there at the first call.

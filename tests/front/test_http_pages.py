@@ -9,11 +9,14 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from stelae.client.http import scan_pieces
 from stelae.client.table.scan_pages import KEEP_S, ScanPlace
 from stelae.client.table.snapshots import pin_tablet
+from stelae.core.errors import SnapshotLost
 from stelae.serve.app import make_app
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, World, problem_of
+from tests.until import until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -138,3 +141,57 @@ async def test_each_page_keeps_all_pins_that_later_pages_need(
             (kept,) = [each._pins[tablet.pin] for each in pins if tablet.pin in each]
             assert kept.until > clock.monotonic() + KEEP_S / 2
     assert sorted(seen) == list(range(200))
+
+
+def _pin_count(world: World) -> int:
+    return sum(len(server._pins) for server in world.cluster.tservers)
+
+
+async def test_a_page_of_no_rows_releases_what_its_token_pins(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """At once; the token is gone then. Without a token there is nothing to end."""
+    await make_flights(world, http, 50)
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    token = (await http.post(SCAN, json={"page_rows": 5})).json()["next"]
+    assert _pin_count(world) > 0
+    ended = await http.post(SCAN, json={"page_rows": 0, "after": token})
+    assert ended.json() == {"rows": [], "next": None}
+    assert _pin_count(world) == 0
+    problem_of(await http.post(SCAN, json={"page_rows": 5, "after": token}), 410, "snapshot-lost")
+    problem_of(await http.post(SCAN, json={"page_rows": 0}), 400, "invalid-argument")
+
+
+async def test_the_clients_stream_is_made_of_pages(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row once; closed half read it leaves no pin; rows that are lost end it with their
+    error, again and again."""
+    await make_flights(world, http, 200)
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    monkeypatch.setattr(scan_pieces, "PAGE_ROWS", 7)
+    table = await world.database().table("flights")
+    stream = await table.scan_batches(columns=["id"])
+    ids = [n async for batch in stream for n in batch.column("id").to_pylist()]
+    assert sorted(ids) == list(range(200))
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    stream = await table.scan_batches()
+    assert stream.schema == table.schema
+    assert (await anext(stream)).num_rows == 7
+    await stream.aclose()
+    await until_async(lambda: _none(world), 20.0, "no pin")
+    stream = await table.scan_batches(batch_rows=3)
+    await anext(stream)
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    with pytest.raises(SnapshotLost):
+        [batch async for batch in stream]
+    with pytest.raises(SnapshotLost):
+        await anext(stream)
+
+
+async def _none(world: World) -> bool:
+    return _pin_count(world) == 0

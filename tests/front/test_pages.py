@@ -29,6 +29,7 @@ FOLLOWED = [
     "tutorial.md",
     "how-to/notebooks.md",
     "how-to/http.md",
+    "how-to/arrow.md",
     "how-to/ray-data-and-spark.md",
     "how-to/operate.md",
     "how-to/back-up.md",

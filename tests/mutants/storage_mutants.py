@@ -1,10 +1,11 @@
-"""Protections of `storage`: checksums, formats, sequences."""
+"""Protections of `storage`: checksums, formats, sequences; and of streams that read it."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import mutants_of
 
 _UNIT = "tests/unit/storage"
+_STREAMS = ("tests/simulation/tables/test_streams.py",)
 _ENTRY = (f"{_UNIT}/entries/test_entry.py",)
 _WAL = (f"{_UNIT}/files/test_wal_log.py", f"{_UNIT}/files/test_raft_log.py")
 _SEALED = (f"{_UNIT}/files/test_superblock.py", f"{_UNIT}/files/test_timeline_control.py")
@@ -206,6 +207,34 @@ MUTANTS = [
                 "if not len(versions) or int(versions[0]) != entry.first_version:",
                 "if not len(versions):",
             ),
+        ],
+    ),
+    *mutants_of(
+        "client/table/streams.py",
+        _STREAMS,
+        [
+            (
+                "                if self._rows != before or attempt == PIN_ATTEMPTS:\n",
+                "                if attempt == PIN_ATTEMPTS:\n",
+            ),
+            ("        if self._error is not None:\n            raise self._error\n", ""),
+            ("asyncio.Queue(1)", "asyncio.Queue(100)"),
+            (
+                "            await self._runtime.clock.sleep(KEEP_S / 3)\n",
+                "            await self._runtime.clock.sleep(KEEP_S * 3)\n",
+            ),
+            ("        await source.let_go()\n", ""),
+            (
+                "            async with asyncio.timeout(self._timeout_s):\n",
+                "            async with asyncio.timeout(None):\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "client/table/snapshots.py",
+        _STREAMS,
+        [
+            ("skip=skip + seen, limit", "skip=skip, limit"),
         ],
     ),
 ]

@@ -54,7 +54,7 @@ def test_batches_come_to_any_loop_and_may_be_left(db: Database, make: Make) -> N
 
     async def read(*, whole: bool) -> list[int]:
         found: list[int] = []
-        batches = (await db.aio.table(table.name)).scan_batches(columns=["id"])
+        batches = await (await db.aio.table(table.name)).scan_batches(columns=["id"])
         async for batch in batches:
             found += batch.column("id").to_pylist()
             if not whole:

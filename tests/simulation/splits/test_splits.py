@@ -267,7 +267,7 @@ def test_a_client_that_knows_the_split_tablet_only_is_told_no_row_is_missing() -
         assert row["value"] == story.values[17]
         assert many.num_rows == scanned.num_rows == len(story.values)
         assert len(story.tablets) == 2
-        batches = [batch async for batch in table.scan_batches(columns=["id"], timeout=60.0)]
+        batches = [batch async for batch in table.scan_tablets(columns=["id"], timeout=60.0)]
         assert sum(batch.num_rows for batch in batches) == len(story.values)
 
     story.run(tell())

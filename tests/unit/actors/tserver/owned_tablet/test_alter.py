@@ -137,7 +137,7 @@ def test_a_handle_that_reads_a_dropped_column_learns_of_the_alter() -> None:
         await here.table.alter(add_columns={"a": pa.int8()})
         with pytest.raises(ColumnNotFound, match="no column 'q'"):
             await fourth.get(9, columns=["q"])
-        batches = [batch async for batch in fourth.scan_batches()]
+        batches = [batch async for batch in fourth.scan_tablets()]
         assert sum(batch.num_rows for batch in batches) == 5
 
     run(scenario)
