@@ -114,7 +114,7 @@ def test_a_tablet_of_which_nothing_was_read_is_pinned_again() -> None:
 
 
 def test_three_pieces_are_in_memory_however_slow_the_reader_is() -> None:
-    """The one in use, one in the queue, one that is fetched; and pins outlast a slow reader."""
+    """The one in use, one in the queue, one that is fetched."""
 
     async def story(here: PinnedFixture) -> None:
         pieces = Pieces()
