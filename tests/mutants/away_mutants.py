@@ -138,7 +138,6 @@ MUTANTS = [
                 "",
             ),
             ("if not (self._has_drained or self._has_waited):", "if not self._has_drained:"),
-            ("        if left < self._least:\n", "        if left != self._least:\n"),
             ("        if now - since > limit_s:\n", "        if False:\n"),
             (
                 "        if not self._former:\n            self._check_unknown()\n        try",

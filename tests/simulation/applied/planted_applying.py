@@ -54,17 +54,11 @@ def _replaced_undrained() -> Any:
     return patch.object(replaces, "_is_drained", lambda look, server: True)
 
 
-def _given_up_unproven() -> Any:
-    """Nothing is ever said to need the disk of a dead server."""
-    return patch.object(replaces, "who_needs_disk", lambda *_: "")
-
-
 PLANTED: dict[str, Callable[[], Any]] = {
     "drained_too_early": _drained_too_early,
     "taken_back_too_late": _taken_back_too_late,
     "everybody_has_the_turn": _everybody_has_the_turn,
     "replaced_undrained": _replaced_undrained,
-    "given_up_unproven": _given_up_unproven,
 }
 
 planted = planting(PLANTED)

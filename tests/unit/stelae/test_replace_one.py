@@ -480,8 +480,7 @@ def test_one_that_the_catalog_alone_names_is_fenced(cluster: Cluster, given: str
 def test_a_drain_in_which_nothing_leaves_ends_the_wait(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what is left, after `DRAIN_STUCK_S` without a new least; the drain itself goes on. What
-    comes back to the server meanwhile is no progress."""
+    """With what is left, after `DRAIN_STUCK_S` without a new least; the drain itself goes on."""
     now = 0.0
 
     def later(_: float) -> None:
