@@ -6,6 +6,10 @@ over or cleaned away meanwhile lives on in them. A dropped pin answers `Snapshot
 is never quietly made anew, which would show other rows under the same name. In memory only: a
 server that starts again has none.
 
+Of pins that yield (`Pin.yields`) the one that was not used for longest goes when there are too
+many: readers of first pages who never come back keep nobody else from reading. Other pins are
+refused then, as their readers would have to begin anew.
+
 A pin that is being made counts as one, waits for its point to be committed, and is not made if its
 tablet closes meanwhile. The names of pins that went are remembered for a while, so that a late copy
 of the call that made one does not make it anew, of other rows.
@@ -28,9 +32,11 @@ from stelae.core.rpc import Reply
 from stelae.core.runtime import Clock
 
 MAX_PINS = 1024
+MAX_YIELDING = 8192
+"""Pins that yield, beside those."""
 MAX_KEEP_S = 3600.0
 MAX_NAME = 64
-GONE_MAX = 4 * MAX_PINS
+GONE_MAX = 2 * MAX_YIELDING
 """Names of pins that went: those that went the longest ago are forgotten first."""
 
 
@@ -54,8 +60,10 @@ class Pins:
         self._name = name
         self._is_short = is_short
         self._pins: dict[str, Pinned] = {}
-        self._making: dict[object, TabletId] = {}
-        """Of each call that makes a pin, the tablet; until that closes."""
+        self._yielding: dict[str, None] = {}
+        """Names of those that yield; the one that was not used for longest is the first."""
+        self._making: dict[object, tuple[TabletId, bool]] = {}
+        """Of each call that makes a pin, the tablet, until that closes; and whether it yields."""
         self._gone: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -83,16 +91,16 @@ class Pins:
         found = self._pins[request.pin]
         if (found.tablet, found.schema_version) != (tablet, request.schema_version):
             raise InvalidArgument(f"pin {request.pin} is of other rows")
-        self._use(found, request.keep_s)
+        self._use(request.pin, found, request.keep_s)
         rows = found.rows
         count = rows.snapshot.row_count
         return Reply(PinReply(count, count * rows.row_bytes, rows.next_version))
 
     async def _make(self, tablet: TabletReads, request: Pin, timeout_s: float) -> None:
-        if len(self._pins) + len(self._making) >= MAX_PINS:
+        if not request.yields and self._count_firm() >= MAX_PINS:
             raise Overloaded("pinned tablets", MAX_PINS)
         call, tablet_id = object(), tablet.tablet_id
-        self._making[call] = tablet_id
+        self._making[call] = tablet_id, request.yields
         try:
             rows = await tablet.pin(request.schema_version, timeout_s)
             if call not in self._making:
@@ -102,7 +110,17 @@ class Pins:
         if request.pin in self._gone:
             raise SnapshotLost(tablet_id, self._name, "dropped before")
         made = Pinned(tablet, rows, request.schema_version, request.keep_s, 0.0)
-        self._pins.setdefault(request.pin, made)  # a copy of the call may have been quicker
+        if self._pins.setdefault(request.pin, made) is not made:
+            return  # a copy of the call was quicker
+        if request.yields:
+            self._yielding[request.pin] = None
+            while len(self._yielding) > MAX_YIELDING:
+                self._forget(next(iter(self._yielding)))
+
+    def _count_firm(self) -> int:
+        """Number of pins that do not yield, with those that are being made."""
+        making = sum([not yields for _, yields in self._making.values()])
+        return len(self._pins) - len(self._yielding) + making
 
     def find(self, pin: str, tablet_id: TabletId, schema_version: int) -> Pinned:
         """A pin that is kept, and for so long again.
@@ -116,10 +134,13 @@ class Pins:
             raise SnapshotLost(tablet_id, self._name, "unknown, expired or dropped")
         if (found.tablet.tablet_id, found.schema_version) != (tablet_id, schema_version):
             raise InvalidArgument(f"pin {pin} is of other rows")
-        self._use(found, found.keep_s)
+        self._use(pin, found, found.keep_s)
         return found
 
-    def _use(self, pinned: Pinned, keep_s: float) -> None:
+    def _use(self, name: str, pinned: Pinned, keep_s: float) -> None:
+        if name in self._yielding:
+            del self._yielding[name]
+            self._yielding[name] = None
         pinned.keep_s = keep_s
         pinned.until = self._clock.monotonic() + keep_s
 
@@ -132,14 +153,14 @@ class Pins:
             if pin in lost:
                 continue
             if request.keep_s:
-                self._use(self._pins[pin], request.keep_s)
+                self._use(pin, self._pins[pin], request.keep_s)
             else:
                 self._forget(pin)
         return Reply(KeepPinsReply(lost))
 
     def drop(self, tablet_id: TabletId) -> None:
         """Forget all of a tablet, also those that are being made."""
-        self._making = {call: of for call, of in self._making.items() if of != tablet_id}
+        self._making = {call: of for call, of in self._making.items() if of[0] != tablet_id}
         for name in [n for n, p in self._pins.items() if p.tablet.tablet_id == tablet_id]:
             self._forget(name)
 
@@ -151,6 +172,7 @@ class Pins:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
+        self._yielding.pop(name, None)
         if self._pins.pop(name, None) is not None:
             self._gone[name] = None
         while len(self._gone) > GONE_MAX:

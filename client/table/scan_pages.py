@@ -5,7 +5,8 @@ first row is read, so all pages of it show one point of its log, and a page that
 is the same page. Nothing but the place says how far a scan is: no server and no gateway keeps a
 cursor. One tablet is pinned at a time (its parts, if it was split); each page keeps all pins that
 the place after it names for `KEEP_S` more, those too that it read nothing of. A pin that no place
-names is let go at once.
+names is let go at once. Whoever reads a first page and never comes back leaves a pin for that time:
+so such pins yield to newer ones, and the reader who waited longest begins anew.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class _Read:
         pinned = at.pinned
         if not pinned:
             record = self._wanted.known.record
-            made = await pin_tablet(self._runtime, self._cache, at.place, record, KEEP_S, deadline)
+            ours = self._runtime, self._cache
+            made = await pin_tablet(*ours, at.place, record, KEEP_S, deadline, yields=True)
             self._made += made
             pinned = tuple(made)
         taken, is_done = await self._of_one(pinned[0], at.seen, left_s)

@@ -124,8 +124,11 @@ async def pin_tablet(
     record: TableRecord,
     keep_s: float,
     deadline: float,
+    *,
+    yields: bool = False,
 ) -> list[PinnedTablet]:
-    """One tablet, or those that are in its place by now. Raises as `pin_table`."""
+    """One tablet, or those that are in its place by now. ``yields``: see `Pin`. Raises as
+    `pin_table`."""
     name = make_uuid(runtime.rng)
 
     async def attempt(
@@ -133,7 +136,7 @@ async def pin_tablet(
     ) -> PinnedTablet:
         tablet_id = where.tablet.tablet_id
         nonlocal name
-        request = Pin(tablet_id, name, record.schema.version, keep_s)
+        request = Pin(tablet_id, name, record.schema.version, keep_s, yields)
         try:
             answer = await runtime.peers.call(
                 where.address, PIN, request, timeout_s=limit_s, destination=owner
@@ -160,7 +163,7 @@ async def pin_tablet(
         parts = await parts_of(runtime, cache, number, deadline)
     found: list[PinnedTablet] = []
     for part in parts:
-        found += await pin_tablet(runtime, cache, part, record, keep_s, deadline)
+        found += await pin_tablet(runtime, cache, part, record, keep_s, deadline, yields=yields)
     return found
 
 

@@ -197,6 +197,9 @@ class Pin(Body, frozen=True):
     pin: str
     schema_version: int
     keep_s: float
+    yields: bool = False
+    """Its reader may begin anew, and may never come back: where too many such pins are kept, the
+    one that was not used for longest goes. Others are refused then."""
 
 
 class PinReply(Body, frozen=True):

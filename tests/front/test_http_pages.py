@@ -9,6 +9,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from stelae.actors.tserver import pins
 from stelae.client.http import scan_pieces
 from stelae.client.table.scan_pages import KEEP_S, ScanPlace
 from stelae.client.table.snapshots import pin_tablet
@@ -111,6 +112,31 @@ async def test_pages_that_are_not_kept_any_more_are_gone(
     for server in world.cluster.tservers:
         server._pins._pins.clear()
     problem_of(await http.post(SCAN, json={"page_rows": 5, "after": token}), 410, "snapshot-lost")
+
+
+async def test_readers_who_never_come_back_keep_nobody_out(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ask for a first page only. Who goes on page by page meanwhile gets all rows; who
+    left off before as many others began is told to begin anew."""
+    monkeypatch.setattr(pins, "MAX_YIELDING", 8)
+    await make_flights(world, http, 60)
+    body: dict[str, Any] = {"page_rows": 5, "columns": ["id"]}
+    left = (await http.post(SCAN, json=body)).json()["next"]
+    seen: list[int] = []
+    after: str | None = None
+    for _ in range(100):
+        page = await http.post(SCAN, json={**body, "after": after})
+        assert page.status_code == 200, page.text
+        seen += [row["id"] for row in page.json()["rows"]]
+        after = page.json()["next"]
+        if after is None:
+            break
+        for _ in range(3):
+            assert (await http.post(SCAN, json=body)).status_code == 200
+    assert sorted(seen) == list(range(60))
+    gone = await http.post(SCAN, json={**body, "after": left})
+    assert gone.status_code == 410, gone.text
 
 
 async def test_each_page_keeps_all_pins_that_later_pages_need(

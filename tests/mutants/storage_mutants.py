@@ -210,6 +210,22 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "actors/tserver/pins.py",
+        ("tests/unit/actors/tserver/test_pins.py",),
+        [
+            (
+                "            while len(self._yielding) > MAX_YIELDING:\n",
+                "            while False:\n",
+            ),
+            ("not request.yields and self._count_firm()", "self._count_firm()"),
+            (
+                "        return len(self._pins) - len(self._yielding) + making\n",
+                "        return making\n",
+            ),
+            ("        if name in self._yielding:\n", "        if False:\n"),
+        ],
+    ),
+    *mutants_of(
         "client/table/streams.py",
         _STREAMS,
         [

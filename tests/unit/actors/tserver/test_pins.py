@@ -72,8 +72,8 @@ class World:
         self.names += 1
         return self.names
 
-    async def pin(self, name: str = "p", tablet: Any = None) -> Any:
-        request = Pin(TabletId("t"), name, 1, KEEP_S)
+    async def pin(self, name: str = "p", tablet: Any = None, *, yields: bool = False) -> Any:
+        request = Pin(TabletId("t"), name, 1, KEEP_S, yields)
         return (await self.pins.pin(tablet or self.tablet, request, 1.0)).body
 
     async def scan(self, cursor: str = "", piece: int = 0, pin: str = "p") -> str:
@@ -198,5 +198,37 @@ def test_pins_that_are_being_made_count(monkeypatch: pytest.MonkeyPatch) -> None
         world.is_short = True
         world.pins.expire()
         assert list(world.pins._gone) == ["p1", "p2"]
+
+    told(story)
+
+
+def test_pins_that_yield_go_where_newer_ones_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of first pages who never come back keep nobody from reading: the pin that was not
+    used for longest goes. Pins that do not yield neither go nor are refused for those that do."""
+    monkeypatch.setattr(pins_module, "MAX_PINS", 2)
+    monkeypatch.setattr(pins_module, "MAX_YIELDING", 3)
+
+    async def story(world: World) -> None:
+        world.tablet.commits.set()
+        await world.pin("firm-1")
+        for name in ("a", "b", "c"):
+            await world.pin(name, yields=True)
+        await world.scan(pin="a")
+        world.pins.keep(KeepPins(("b",), KEEP_S))
+        await world.pin("d", yields=True)
+        held = [name for name in ("firm-1", "a", "b", "c", "d") if name in world.pins]
+        assert held == ["firm-1", "a", "b", "d"]
+        with pytest.raises(SnapshotLost):
+            await world.scan(pin="c")
+        with pytest.raises(SnapshotLost):
+            await world.pin("c", yields=True)
+        await world.pin("firm-2")
+        with pytest.raises(Overloaded):
+            await world.pin("firm-3")
+        for name in ("a", "b", "d"):
+            world.pins.keep(KeepPins((name,), 0))
+        for number in range(10):
+            await world.pin(f"e{number}", yields=True)
+        assert len(world.pins) == 5
 
     told(story)
