@@ -257,31 +257,41 @@ class CallLog:
 
     async def _write(self) -> None:
         clock = self._runtime.clock
-        end_s, pause_s = clock.monotonic() + GIVE_UP_S, PAUSE_S
+        end_s, pause_s, most = clock.monotonic() + GIVE_UP_S, PAUSE_S, PIECE_ROWS
         while self._waiting:
-            rows = list(self._waiting.values())[:PIECE_ROWS]
+            rows = list(self._waiting.values())[:most]
             try:
-                await self._put(rows)
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self._put(rows)
             except Exception as error:  # rule 1: whatever it is, the call was carried out
-                if not isinstance(error, StelaeError):
+                if not isinstance(error, StelaeError | TimeoutError):
                     logger.exception("rows of the audit log cannot be written")
-                self._problem = str(error) or type(error).__name__
-                is_hopeless = isinstance(error, Rejected) and not isinstance(error, RowExists)
-                if is_hopeless or clock.monotonic() >= end_s:
+                self._problem = str(error) or f"no answer within {WRITE_TIMEOUT_S:g} s"
+                if isinstance(error, Rejected) and not isinstance(error, RowExists):
+                    if most == 1:
+                        self._done(rows, self._problem)
+                    most = 1  # one of them is not taken: which one shows if each goes alone
+                    continue
+                if clock.monotonic() >= end_s:
                     self._give_up(self._problem)
                     return
                 await clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
                 continue
             self._problem = ""
-            for row in rows:
-                if self._waiting.get(row["id"]) is row:  # else it has ended meanwhile
-                    del self._waiting[row["id"]]
+            end_s, pause_s = clock.monotonic() + GIVE_UP_S, PAUSE_S
+            self._done(rows)
+
+    def _done(self, rows: Sequence[Row], why_not: str = "") -> None:
+        """These were written, or, for a reason, are not."""
+        for row in rows:
+            if self._waiting.get(row["id"]) is row:  # else it has ended meanwhile
+                del self._waiting[row["id"]]
+                if why_not:
+                    _say(row, why_not)
 
     def _give_up(self, why: str) -> None:
-        for row in self._waiting.values():
-            _say(row, why)
-        self._waiting.clear()
+        self._done(list(self._waiting.values()), why)
 
 
 class LoggedMasters(MastersClient):

@@ -65,8 +65,8 @@ def audit(
     By HTTP with an admin's token, and by commands (cli) and Python inside Ray (python), which have
     the cluster's secret: user@host is what their process says of itself. Reads, and writes of rows,
     are not in it. An entry is there about a second after its call was answered. Calls with bad
-    tokens are counted by their source: CALLS says how many. It is kept for 90 days, in the table
-    _stelae.audit (cluster.yaml: serve.limits.audit_keep and audit_rows). Times are UTC.
+    tokens are counted by their source: CALLS says how many. It is in the table _stelae.audit, which
+    HTTP keeps to 90 days (cluster.yaml: serve.limits.audit_keep and audit_rows). Times are UTC.
 
     \b
     stelae audit --since 1h

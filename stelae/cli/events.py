@@ -71,7 +71,10 @@ def events(
 class Told:
     """Which events were told already. Each master counts its own, and its times differ a little."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._looked_at = 0.0
+        """Time of the last look."""
         self._leader = ""
         self._newest = 0
         """Number of the newest event of that master."""
@@ -88,6 +91,7 @@ class Told:
             new = [each for each in found if not self._is_old(each)]
         self._leader, self._newest = leader, found[-1]["id"] if found else 0
         self._last = [*self._last, *new][-KEPT:]
+        self._looked_at = self._wall()
         return new
 
     def _is_old(self, event: Mapping[str, Any]) -> bool:
@@ -97,6 +101,8 @@ class Told:
         if event["time"] is None:  # from before that master's start
             return True
         times = [each["time"] for each in self._last if each["text"] == event["text"]]
+        if None in times and event["time"] <= self._looked_at + SAME_S:
+            return True  # the former leader had started after it
         return any(at is not None and abs(at - event["time"]) <= SAME_S for at in times)
 
 
@@ -108,13 +114,13 @@ def _leader_of(status: Mapping[str, Any]) -> str:
 
 def followed(told: Told, look: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Events as they come. ``look``: returns the status document."""
-    from stelae.core.errors import RetryLater, Unavailable
+    from stelae.core.errors import OutcomeUnknown, RetryLater, Unavailable
 
     while True:
         time.sleep(FOLLOW_S)
         try:
             yield from told.new_in(look())
-        except (RetryLater, Unavailable) as error:  # no master leads: that is worth watching too
+        except (RetryLater, Unavailable, OutcomeUnknown) as error:  # worth watching, too
             make_console(stderr=True).print(str(error), style="yellow", markup=False)
 
 

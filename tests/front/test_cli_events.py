@@ -14,7 +14,7 @@ import pytest
 
 from stelae.cli import events as cli_events
 from stelae.cli.events import Told
-from stelae.core.errors import RetryLater
+from stelae.core.errors import OutcomeUnknown, RetryLater, StelaeError
 from stelae.core.schema.durability import replicas
 from tests.cluster_fixture import local_cluster
 from tests.front.test_cli_operators import database_of, run
@@ -72,18 +72,30 @@ def test_an_event_is_told_once_whoever_leads() -> None:
     assert told.new_in(status("b")) == []
 
 
+def test_events_of_a_leader_that_was_started_anew_are_not_told_again() -> None:
+    """It has no times for what was before its start, and the next leader has. What happens after
+    the last look is told, with the same text too."""
+    told = Told(wall=lambda: 100.0)
+    assert texts(told.new_in(status("a", (1, None, "x"), (2, None, "y")))) == ["x", "y"]
+    assert told.new_in(status("b", (5, 20.0, "x"), (6, 90.0, "y"))) == []
+    told = Told(wall=lambda: 100.0)
+    told.new_in(status("a", (1, None, "x")))
+    assert texts(told.new_in(status("b", (5, 20.0, "x"), (6, 300.0, "x")))) == ["x"]
+
+
 def test_following_goes_on_while_no_master_leads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """That is what people watch for; the reason goes to standard error."""
     monkeypatch.setattr(cli_events, "FOLLOW_S", 0.0)
-    documents = (status("a", (1, 1.0, "x")), None, status("b", (1, 9.0, "y")))
-    answers: Iterator[dict[str, Any] | None] = iter(documents)
+    failures = (RetryLater("no leader"), OutcomeUnknown("10.0.0.1:1", "status", 5.0))
+    documents = (status("a", (1, 1.0, "x")), *failures, status("b", (1, 9.0, "y")))
+    answers: Iterator[dict[str, Any] | StelaeError] = iter(documents)
 
     def look() -> dict[str, Any]:
         found = next(answers)
-        if found is None:
-            raise RetryLater("no leader")
+        if isinstance(found, StelaeError):
+            raise found
         return found
 
     assert texts(list(itertools.islice(cli_events.followed(Told(), look), 2))) == ["x", "y"]

@@ -190,11 +190,21 @@ MUTANTS = [
             ("await self._settle(min(wait_s, WAIT_S))", "await self._settle(1e9)"),
             ("        await self._settle(WAIT_S)\n        return call", "        return call"),
             ('if self._waiting.get(row["id"]) is row:', "if False:"),
+            ("                if clock.monotonic() >= end_s:", "                if False:"),
             (
-                "                if is_hopeless or clock.monotonic() >= end_s:",
-                "                if is_hopeless:",
+                "                if isinstance(error, Rejected) and not isinstance(error, RowExists):\n",
+                "                if False:\n",
             ),
-            ("                if is_hopeless or clock", "                if clock"),
+            ("                    most = 1  #", "                    pass  #"),
+            (
+                "            end_s, pause_s = clock.monotonic() + GIVE_UP_S, PAUSE_S\n"
+                "            self._done(rows)\n",
+                "            self._done(rows)\n",
+            ),
+            (
+                "                async with asyncio.timeout(WRITE_TIMEOUT_S):\n",
+                "                async with asyncio.timeout(None):\n",
+            ),
             (
                 "            _say(self._waiting.pop(next(iter(self._waiting)))",
                 "            (self._waiting.pop(next(iter(self._waiting)))",

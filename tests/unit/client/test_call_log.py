@@ -236,6 +236,62 @@ async def test_a_row_that_is_given_up_is_in_the_log_of_the_program(
     await calls.close()
 
 
+async def test_one_row_that_is_not_taken_takes_no_other_along(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Which one it is shows when each is written alone."""
+    caplog.set_level(logging.WARNING)
+    written: list[str] = []
+
+    async def put(rows: Sequence[Row]) -> None:
+        if any(row["object"] == "bad" for row in rows):
+            raise InvalidArgument("a value that the table cannot hold")
+        written.extend(row["object"] for row in rows)
+
+    calls = CallLog(client_runtime(CLUSTER, SECRET), ALICE, put)
+    for name in ("a", "bad", "b"):
+        calls._note(calls.begun("delete_table", name).row)
+    await calls.end(calls.begun("delete_table", "c"), None)
+    assert written == ["a", "b", "c"]
+    (line,) = lost_lines(caplog)
+    assert "delete_table bad" in line
+    await calls.close()
+
+
+async def test_a_failure_after_long_success_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`GIVE_UP_S` is the time for which nothing could be written."""
+    monkeypatch.setattr(call_log, "GIVE_UP_S", 1.0)
+    puts = 0
+
+    async def put(rows: Sequence[Row]) -> None:
+        nonlocal puts
+        puts += 1
+        if puts < 5:  # orders go on arriving
+            await asyncio.sleep(0.3)
+            calls._note(calls.begun("delete_table", f"t{puts}").row)
+        elif puts == 5:
+            raise RetryLater("the tablet is handed over")
+
+    calls = CallLog(client_runtime(CLUSTER, SECRET), ALICE, put)
+    await calls.end(calls.begun("delete_table", "t"), None)
+    assert puts == 6
+    assert not lost_lines(caplog)
+    await calls.close()
+
+
+async def test_a_write_without_an_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it waits for, of all that a write may be made of."""
+    monkeypatch.setattr(call_log, "WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(call_log, "GIVE_UP_S", 0.0)
+    calls = Away(None)
+    calls.hangs = True
+    await asyncio.wait_for(calls.end(calls.begun("delete_table", "t"), None, 30.0), 10)
+    assert calls._problem
+    await calls.close()
+
+
 async def test_what_waits_at_the_end_is_in_the_log_of_the_program(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
