@@ -213,12 +213,13 @@ class _Replace:
         step = next_of_replacement(look)
         if self._drains and look.live is not None and leaves(look.live):
             self._has_drained = True  # by an earlier call, or by `stelae server retire`
-        left = count_left(look)
-        self._is_draining = step.act is ReplaceAct.WAIT and self._drains and left is not None
-        if self._is_draining and left is not None:
-            self._note_left(left)
-            return replace(step, why=self._why_left(look, step.why))
-        return step
+        waits = step.act is ReplaceAct.WAIT and self._drains
+        left = count_left(look) if waits else None
+        self._is_draining = left is not None
+        if left is None:
+            return step
+        self._note_left(left)
+        return replace(step, why=self._why_left(look, step.why))
 
     def _note_left(self, left: int) -> None:
         """Count only as progress what was never reached before: what comes to a server may go."""
