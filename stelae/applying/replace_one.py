@@ -45,6 +45,7 @@ from stelae.applying.replacing import (
     has_lone_blobs,
     machine_with_room,
     moves_store,
+    without_numbers,
 )
 from stelae.applying.steps import Steps, what_is_unwell
 from stelae.client.admin.operators import CALL_TIMEOUT_S
@@ -334,7 +335,8 @@ class _Replace:
         except AlreadyRunning as error:
             if not (self._has_drained or self._has_waited):
                 raise
-            self._pause(str(error))  # somebody began another change meanwhile
+            # Somebody began another change meanwhile. The text counts how long the turn lasts.
+            self._pause(str(error), without_numbers(str(error)))
 
     def _read_again(self) -> None:
         """R1: what others have asked for, or moved, meanwhile. Raises InvalidArgument."""
@@ -460,12 +462,13 @@ class _Replace:
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def _pause(self, why: str) -> None:
-        """Raises RetryLater: the time is over, or nothing changes."""
+    def _pause(self, why: str, same: str = "") -> None:
+        """Raises RetryLater: the time is over, or nothing changes. ``same``: the text by which the
+        wait is the same as before; empty: ``why``, of which the numbers count as well."""
         self._has_waited = True
         now = time.monotonic()
-        if why != self._waited[0]:
-            self._waited = why, now
+        if (same or why) != self._waited[0]:
+            self._waited = same or why, now
         if now > self._deadline:
             raise self._not_yet(why)
         limit_s = DRAIN_STUCK_S if self._has_drained else STUCK_S

@@ -538,6 +538,29 @@ def test_the_turn_of_another_is_waited_for_once_it_has_waited_itself(cluster: Cl
     assert cluster.replace("backup-2").uuid == "new-backup-2"
 
 
+def test_a_turn_that_does_not_end_is_stuck_although_its_text_counts_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `STUCK_S`, as any wait. A number that shows progress begins the time again."""
+    now = 0.0
+
+    def later(seconds: float) -> None:
+        nonlocal now
+        now += replace_one.STUCK_S / 4
+
+    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    del cluster.live["backup-2"]
+    cluster.unheard = 3
+    cluster.taken = [f"ada applies; its turn ends in {left} s" for left in range(30, 0, -1)]
+    with pytest.raises(RetryLater, match=r"its turn ends in 2\d s\. No progress for 2 min"):
+        cluster.replace("backup-2", timeout=1e9)
+    cluster.taken = []
+    lacking = [f"{count} tablets lack replicas" for count in range(30)]
+    monkeypatch.setattr(replace_one, "what_is_unwell", lambda _: lacking.pop() if lacking else "")
+    assert cluster.replace("backup-2", timeout=1e9).uuid == "new-backup-2"
+    assert not lacking
+
+
 def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> None:
     """Nothing is started on it."""
     cluster.busy = ["a server runs on /data"] * 3
