@@ -480,6 +480,12 @@ class _Replace:
         time.sleep(POLL_S)
 
     def _not_yet(self, why: str) -> RetryLater:
+        if not self._former and self._has_started:  # nothing is noted by which it would go on
+            return RetryLater(
+                f"{self._name} was started as a new, empty server, and is not whole yet: {why}. "
+                "`stelae check` says what lacks. Do not give this command again once "
+                "`stelae server list` shows it live: that would replace the new server"
+            )
         named = self._former[0] if self._former else self._name
         return RetryLater(
             f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "

@@ -471,6 +471,32 @@ def test_a_server_that_nobody_knows_is_ended_and_set_aside_before_another_starts
     assert "nothing was fenced" in found.lines()[0]
 
 
+@pytest.mark.parametrize("timeout", [60.0, 1e9])
+def test_nobody_is_told_to_replace_the_new_one_of_a_server_that_nobody_knew(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """Nothing notes that replacement, so that the same command is another one. The text says so
+    once the new server was started, whether the time is over or nothing changes."""
+    now = 0.0
+
+    def later(_: float) -> None:
+        nonlocal now
+        now += 30.0
+
+    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    cluster.forget("tserver-2")
+    cluster.unheard = 9
+    with pytest.raises(RetryLater, match="`stelae server replace tserver-2` goes on"):
+        cluster.replace("tserver-2", timeout=1.0)
+    cluster.unheard, cluster.missing = 0, [0] * 2 + [1] * 99
+    with pytest.raises(RetryLater) as caught:
+        cluster.replace("tserver-2", timeout=timeout)
+    assert "tserver-2 starts" in cluster.steps
+    assert "is not whole yet: 1 tablets lack replicas" in str(caught.value)
+    assert "Do not give this command again" in str(caught.value)
+    assert "goes on" not in str(caught.value)
+
+
 @pytest.mark.parametrize("step", ["tserver-2 ends", "tserver-2 aside", "tserver-2 starts"])
 def test_that_goes_on_wherever_it_was_left(cluster: Cluster, step: str) -> None:
     """Nothing of it is written down: what is done again changes nothing."""
