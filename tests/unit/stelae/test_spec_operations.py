@@ -153,10 +153,19 @@ class Servers:
         """Nothing is held."""
 
     def status(self) -> dict[str, Any]:
-        return {"replaced": [{"uuid": "former", "id": "tserver-1"}]}
+        unheard = [{"uuid": "unheard", "id": "backup-3"}]
+        return {
+            "replaced": [{"uuid": "former", "id": "tserver-1"}],
+            "servers_not_heard": unheard,
+        }
 
     def servers(self) -> list[dict[str, Any]]:
-        return [{"name": f"tserver-{n}", "uuid": f"u{n}"} for n in range(1, 8)]
+        stopped = [{"name": f"backup-{n}", "uuid": ""} for n in (1, 2)]
+        return [{"name": f"tserver-{n}", "uuid": f"u{n}"} for n in range(1, 8)] + stopped
+
+    def _processes(self) -> tuple[list[str], list[str]]:
+        names = [f"backup-{n}" for n in (1, 2, 3, 4)]
+        return names, names[2:]
 
     def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
         progress("2 tablets are left")
@@ -278,6 +287,27 @@ def test_a_replacement_that_waits_keeps_only_its_own_server_from_others(
     database.goes_on.set()
     assert [ended(host, each)["state"] for each in begun] == ["done"] * len(begun)
     assert ended(host, host.begin_server("replace", "u6", how, "eve")["id"])["state"] == "done"
+
+
+def test_servers_that_no_master_has_heard_are_replaced_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the name that the spec has, or by the UUID that the catalog has. Two of them that have no
+    UUID are two servers; a UUID and its name are one."""
+    database = Servers()
+    database.takes_turn = False
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    host, how = SpecHost("demo", "data"), {"drain": True, "elsewhere": False}
+    given = ["backup-1", "backup-2", "unheard", "backup-4"]
+    begun = [host.begin_server("replace", server, how, "ada")["id"] for server in given]
+    for server in [*given, "backup-3"]:
+        with pytest.raises(AlreadyRunning, match="is about this server"):
+            host.begin_server("replace", server, how, "eve")
+    for nobody in ("", "backup-5"):
+        with pytest.raises(InvalidArgument, match="is no server"):
+            host.begin_server("replace", nobody, how, "eve")
+    database.goes_on.set()
+    assert [ended(host, each)["state"] for each in begun] == ["done"] * len(begun)
 
 
 def test_an_operation_that_runs_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
