@@ -30,6 +30,7 @@ from stelae.core.errors import (
     RetryLater,
     Unavailable,
 )
+from stelae.database.callers import caller
 from stelae.deploy import cluster_files, launcher, machines
 from stelae.deploy.asked import keep_spec
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
@@ -226,6 +227,25 @@ def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPat
     host.cancel(again, "eve")
     database.goes_on.set()
     assert ended(host, again)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("verb", ["retire", "stop", "replace"])
+def test_whoever_gave_a_command_is_in_all_its_rows_of_the_audit_log(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Of its orders and of its turns: the connection that carries it out says who. §87"""
+    database, callers = Servers(), [caller()]
+    database.goes_on.set()
+
+    def connect(cluster: str) -> Servers:
+        callers.append(caller())
+        return database
+
+    monkeypatch.setattr(spec_host, "connect", connect)
+    host, how = SpecHost("demo", "data"), {"drain": True, "elsewhere": False, "cancel": False}
+    ended(host, host.begin_server(verb, "tserver-1", how, "token ci")["id"])
+    assert callers[-1].door == "applier"
+    assert callers[-1].details.startswith("by token ci, process ")
 
 
 def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
