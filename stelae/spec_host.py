@@ -121,8 +121,10 @@ class SpecHost:
             "servers": [asdict(each) for each in self._replacing.verdicts],
         }
 
-    def _connect(self) -> Database:
-        with called_by(Door.APPLIER):
+    def _connect(self, by: str = "") -> Database:
+        """``by``: who asked for what is done, for each row of it in the audit log (decisions §87);
+        empty: nobody did, or it is said of each turn."""
+        with called_by(Door.APPLIER, f"by {by}" if by else ""):
             return connect(self._cluster)
 
     def _watch(self, period_s: float) -> None:
@@ -184,7 +186,7 @@ class SpecHost:
             work = Operation(uuid.uuid4().hex[:12], by, what=f"server {verb} {server}")
 
             def carry_out() -> None:
-                with self._connect() as database:
+                with self._connect(work.by) as database:
                     database.told_of_turn = place.note_turn
                     tell = self._teller(work)
                     work.result = run_verb(

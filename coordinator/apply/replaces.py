@@ -432,8 +432,11 @@ def _of_new(look: ReplaceLook) -> ReplaceStep:
 
 
 def count_left(look: ReplaceLook) -> int | None:
-    """Return how much the live server still has of what is drained; None: it does not live."""
-    return None if look.live is None else int(_left(look, look.live).partition(" ")[0])
+    """Return how much the live server still has of what is drained; None: it does not live, or it
+    is of a kind of which nothing is drained (`_WHAT`)."""
+    if look.live is None or look.kind not in _WHAT:
+        return None
+    return int(_left(look, look.live).partition(" ")[0])
 
 
 def _is_drained(look: ReplaceLook, server: Mapping[str, Any]) -> bool:

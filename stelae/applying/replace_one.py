@@ -45,6 +45,7 @@ from stelae.applying.replacing import (
     has_lone_blobs,
     machine_with_room,
     moves_store,
+    without_numbers,
 )
 from stelae.applying.steps import Steps, what_is_unwell
 from stelae.client.admin.operators import CALL_TIMEOUT_S
@@ -213,12 +214,13 @@ class _Replace:
         step = next_of_replacement(look)
         if self._drains and look.live is not None and leaves(look.live):
             self._has_drained = True  # by an earlier call, or by `stelae server retire`
-        left = count_left(look)
-        self._is_draining = step.act is ReplaceAct.WAIT and self._drains and left is not None
-        if self._is_draining and left is not None:
-            self._note_left(left)
-            return replace(step, why=self._why_left(look, step.why))
-        return step
+        waits = step.act is ReplaceAct.WAIT and self._drains
+        left = count_left(look) if waits else None
+        self._is_draining = left is not None
+        if left is None:
+            return step
+        self._note_left(left)
+        return replace(step, why=self._why_left(look, step.why))
 
     def _note_left(self, left: int) -> None:
         """Count only as progress what was never reached before: what comes to a server may go."""
@@ -333,7 +335,8 @@ class _Replace:
         except AlreadyRunning as error:
             if not (self._has_drained or self._has_waited):
                 raise
-            self._pause(str(error))  # somebody began another change meanwhile
+            # Somebody began another change meanwhile. The text counts how long the turn lasts.
+            self._pause(str(error), without_numbers(str(error)))
 
     def _read_again(self) -> None:
         """R1: what others have asked for, or moved, meanwhile. Raises InvalidArgument."""
@@ -459,12 +462,13 @@ class _Replace:
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def _pause(self, why: str) -> None:
-        """Raises RetryLater: the time is over, or nothing changes."""
+    def _pause(self, why: str, same: str = "") -> None:
+        """Raises RetryLater: the time is over, or nothing changes. ``same``: the text by which the
+        wait is the same as before; empty: ``why``, of which the numbers count as well."""
         self._has_waited = True
         now = time.monotonic()
-        if why != self._waited[0]:
-            self._waited = why, now
+        if (same or why) != self._waited[0]:
+            self._waited = same or why, now
         if now > self._deadline:
             raise self._not_yet(why)
         limit_s = DRAIN_STUCK_S if self._has_drained else STUCK_S
@@ -476,6 +480,12 @@ class _Replace:
         time.sleep(POLL_S)
 
     def _not_yet(self, why: str) -> RetryLater:
+        if not self._former and self._has_started:  # nothing is noted by which it would go on
+            return RetryLater(
+                f"{self._name} was started as a new, empty server, and is not whole yet: {why}. "
+                "`stelae check` says what lacks. Do not give this command again once "
+                "`stelae server list` shows it live: that would replace the new server"
+            )
         named = self._former[0] if self._former else self._name
         return RetryLater(
             f"{self._name} is not replaced yet: {why}; `stelae server replace {named}` goes on "

@@ -172,7 +172,7 @@ class Replacing:
             told = self._told.get(each.name, "")
             if each.next is not Next.WAIT:
                 continue  # logged once it is taken
-            if _without_numbers(each.why) != _without_numbers(told):
+            if without_numbers(each.why) != without_numbers(told):
                 logger.warning("%s, of a machine that is away, waits: %s", each.name, each.why)
             self._told[each.name] = each.why
         return next((each for each in self.verdicts if each.next is not Next.WAIT), None)
@@ -315,8 +315,8 @@ def _replace_after(known: Known) -> float | None:
     return known.spec.placement.replace_after_s
 
 
-def _without_numbers(text: str) -> str:
-    """By which a reason is logged once, and not with each second that it counts."""
+def without_numbers(text: str) -> str:
+    """Return a reason without its numbers: it stays the same while it counts seconds. Pure."""
     return re.sub("[0-9]+", "", text)
 
 

@@ -6,9 +6,10 @@ Each ends the same way from the command line, from Python and over HTTP: they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from stelae.coordinator.apply.replaces import not_heard
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.operators import ServerProgress
 
@@ -29,6 +30,10 @@ class ServerCommands(Protocol):
     def status(self) -> Mapping[str, Any]: ...
 
     def servers(self) -> list[Document]: ...
+
+    def _processes(self) -> tuple[Sequence[str], Collection[str]]:
+        """Names of the spec's servers, and of those that have an actor in Ray."""
+        ...
 
     def retire_server(
         self, server: str, *, wait: bool, cancel: bool, progress: Callable[[ServerProgress], None]
@@ -52,16 +57,22 @@ class ServerCommands(Protocol):
 
 
 def check_server(database: ServerCommands, verb: str, server: str) -> frozenset[str]:
-    """What it is called: its name and UUID, or the UUID of a former one and its name. Raises
-    InvalidArgument: no server, and no former one, is called so."""
+    """Return what it is called: its name and its UUID if that is known. ``server`` may be the UUID
+    of a former one, or of one that only the catalog names, and the name of one that only the spec
+    has. Raises InvalidArgument: no server is called so."""
     if verb not in VERBS:
         raise InvalidArgument(f"{verb!r} is nothing that is done to a server: {', '.join(VERBS)}")
     for each in database.servers():
-        if server in (each["name"], each["uuid"]):
-            return frozenset((each["name"], each["uuid"]))
-    for each in database.status()["replaced"]:
+        names = frozenset(filter(None, (each["name"], each["uuid"])))  # one never heard has no UUID
+        if server in names:
+            return names
+    status = database.status()
+    for each in [*status["replaced"], *not_heard(status)]:
         if server == each["uuid"]:
             return frozenset((server, each["id"]))
+    wanted, _ = database._processes()
+    if server in wanted:  # never heard, while Ray has its actor
+        return frozenset((server,))
     raise InvalidArgument(f"{server!r} is no server (`GET /v1/cluster` lists all)")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from stelae.client.admin.losses import LOOK_TIMEOUT_S
@@ -254,10 +254,12 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
         from stelae.deploy.asked import who
 
         turn = self._database.turn(by or who(), what)
-        with self._noted(what, f"by {by}" if by else ""):
+        # A try that another's turn refuses is no row: whoever waits for it tries twice a second.
+        with ExitStack() as noted:
             self._loop.run(turn.begin())
             self.told_of_turn(True)
             try:
+                noted.enter_context(self._noted(what, f"by {by}" if by else ""))
                 yield lambda: self._loop.run(turn.sure(SILENCE_S))
             finally:
                 self._loop.run(turn.end())

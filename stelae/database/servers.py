@@ -137,7 +137,9 @@ class ServerOperations:
 
         It may be interrupted at any moment, and goes on when it is called again. If the new server
         was heard by then, the call only waits for the end of that (`Replacement.only_ended`), and
-        with the former one's UUID as ``server`` in any case. ``progress`` is told of each step.
+        with the former one's UUID as ``server`` in any case. The exception is a server of which the
+        masters know no UUID: once its new server lives, another call replaces that one.
+        ``progress`` is told of each step.
 
         Args:
             drain: False: end a server that lives without a drain, where others have all that it

@@ -19,7 +19,7 @@ from stelae.cli import audit as cli_audit
 from stelae.cli.app import command_of
 from stelae.cli.table import create as cli_create
 from stelae.cli.which_cluster import as_command
-from stelae.core.errors import RetryLater
+from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.database.api import Database
 from stelae.database.origins import ClusterOrigin
 from stelae.recovery.spark_link import ClusterLink
@@ -99,7 +99,8 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With who gave them: the command's words without its arguments; a turn when it begins and
-    when it has ended, as one entry; what is refused as well."""
+    when it has ended, as one entry; what is refused as well. A try at another's turn is no entry:
+    whoever waits for it tries again and again."""
     async with local_cluster(tmp_path / "c", tservers=1, backups=2) as cluster:
         link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
 
@@ -122,6 +123,8 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                 def take_turn() -> None:
                     with database.turn("server replace b-1", "token ci"):
                         assert told == [True]
+                        with pytest.raises(AlreadyRunning), database.turn("apply"):
+                            pass
                         raise RetryLater("it drains")
 
                 with pytest.raises(RetryLater):

@@ -394,7 +394,8 @@ def server_replace(
 
     Interrupted, it goes on when it is given again. If the new server was heard by then, the command
     only waits for the end of that, and says that it replaced nothing else. The former UUID as
-    SERVER does so in any case.
+    SERVER does so in any case. The exception is a server of which the masters know no UUID: once
+    its new server lives, the same command replaces that one. `stelae check` says what it lacks.
 
     \b
     stelae server replace backup-2

@@ -29,7 +29,9 @@ from stelae.deploy import launcher, locks, machines
 from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
 
 KINDS = ("master", "tserver", "backup", "safekeeper")
+STORE = "cas_store-1"
 NAMES = [f"{kind}-{n}" for kind in KINDS for n in (1, 2, 3, 4) if (kind, n) != ("master", 4)]
+NAMES.append(STORE)
 
 
 class Killed(Exception):
@@ -45,7 +47,7 @@ class Cluster:
         self.done: list[str] = []
         self.uuids = {name: f"u-{name}" for name in NAMES}
         self.live = dict.fromkeys(NAMES)
-        self.has = {f"{kind}-{n}": 2 for kind in KINDS for n in (1, 2, 3, 4)}
+        self.has = dict.fromkeys(NAMES, 2)
         """How much a drain has yet to move, by name; one goes with each look."""
         self.retiring: dict[str, None] = {}
         self.fences: dict[str, dict[str, Any]] = {}
@@ -76,6 +78,7 @@ class Cluster:
         self.asked: dict[str, Any] = {
             "cluster": "demo", "data_dir": str(folder), "masters": {"count": 3},
             "tservers": {"count": 4}, "backups": {"count": 4}, "safekeepers": {"count": 4},
+            "cas_store": {"url": "postgresql://127.0.0.1/stelae"},
         }  # fmt: skip
         self.spec = load_spec(self.asked)
         self.known = Deployment(folder, self.spec, self.state)
@@ -209,19 +212,29 @@ class Cluster:
             self.is_in_turn = False
 
     def _server(self, name: str) -> dict[str, Any]:
-        kind, uuid = name.partition("-")[0], self.uuids[name]
+        kind, uuid = name.rpartition("-")[0], self.uuids[name]
         leaves = uuid in self.retiring
         if leaves and self.has[name] and not self.is_in_turn:
             self.has[name] -= 1
         left = self.has[name] if uuid.startswith("u-") else 0
-        return {
-            "id": name, "uuid": uuid, "kind": kind, "incarnation": 1, "voter": True,
-            "state": "live" if name in self.live else "dead", "silent_s": 60.0,
-            "keeps_up": True, "retiring": leaves, "media": ["disk"], "memory_bytes": 0,
-            "memory_limit_bytes": 0, "tablets": left, "indexlets": 0, "segments": left,
-            "drained": leaves and not left, "timelines": left, "safekeeper_id": 1,
-            "status": "decommissioned" if leaves else "active",
+        found = {
+            "id": name, "uuid": uuid, "kind": kind, "incarnation": 1,
+            "state": "live" if name in self.live else "dead",
         }  # fmt: skip
+        if kind == "master":
+            return {**found, "role": "follower", "voter": True, "keeps_up": True}
+        found |= {"silent_s": 60.0, "memory_bytes": 0, "memory_limit_bytes": 0}
+        match kind:
+            case "tserver":
+                found |= {"retiring": leaves, "maintenance": False, "replicas": left}
+                found |= {"tablets": left, "indexlets": 0}
+            case "backup":
+                found |= {"retiring": leaves, "drained": leaves and not left}
+                found |= {"media": ["disk"], "segments": left}
+            case "safekeeper":
+                status = "decommissioned" if leaves else "active"
+                found |= {"safekeeper_id": 1, "status": status, "timelines": left}
+        return found
 
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
         lacks = self.missing.pop(0) if self.missing else 0
@@ -272,6 +285,21 @@ def test_a_server_is_drained_ended_fenced_set_aside_and_started(
         name, (f"u-{name}",), f"new-{name}", set_aside=(folder,), set_aside_on=("",)
     )
     assert found.document()["set_aside"] == [folder]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_configuration_store_is_replaced_without_a_drain(
+    cluster: Cluster, *, drain: bool
+) -> None:
+    """Its rows are in PostgreSQL: it has nothing that could leave, and nothing of it is counted."""
+    cluster.unheard = 2
+    found = cluster.replace(STORE, drain=drain)
+    steps = [each for each in cluster.steps if "server replace" not in each]
+    assert steps == [
+        f"{STORE} ends", f"fences u-{STORE}", f"{STORE} aside", f"{STORE} starts",
+        f"notes u-{STORE}",
+    ]  # fmt: skip
+    assert found.uuid == f"new-{STORE}"
 
 
 STEPS = ("drains", "backup-2 ends", "fences", "backup-2 aside", "backup-2 starts", "notes")
@@ -443,6 +471,32 @@ def test_a_server_that_nobody_knows_is_ended_and_set_aside_before_another_starts
     assert "nothing was fenced" in found.lines()[0]
 
 
+@pytest.mark.parametrize("timeout", [60.0, 1e9])
+def test_nobody_is_told_to_replace_the_new_one_of_a_server_that_nobody_knew(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """Nothing notes that replacement, so that the same command is another one. The text says so
+    once the new server was started, whether the time is over or nothing changes."""
+    now = 0.0
+
+    def later(_: float) -> None:
+        nonlocal now
+        now += 30.0
+
+    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    cluster.forget("tserver-2")
+    cluster.unheard = 9
+    with pytest.raises(RetryLater, match="`stelae server replace tserver-2` goes on"):
+        cluster.replace("tserver-2", timeout=1.0)
+    cluster.unheard, cluster.missing = 0, [0] * 2 + [1] * 99
+    with pytest.raises(RetryLater) as caught:
+        cluster.replace("tserver-2", timeout=timeout)
+    assert "tserver-2 starts" in cluster.steps
+    assert "is not whole yet: 1 tablets lack replicas" in str(caught.value)
+    assert "Do not give this command again" in str(caught.value)
+    assert "goes on" not in str(caught.value)
+
+
 @pytest.mark.parametrize("step", ["tserver-2 ends", "tserver-2 aside", "tserver-2 starts"])
 def test_that_goes_on_wherever_it_was_left(cluster: Cluster, step: str) -> None:
     """Nothing of it is written down: what is done again changes nothing."""
@@ -508,6 +562,29 @@ def test_the_turn_of_another_is_waited_for_once_it_has_waited_itself(cluster: Cl
         cluster.replace("backup-2")
     cluster.unheard, cluster.taken = 3, ["ada applies", ""]
     assert cluster.replace("backup-2").uuid == "new-backup-2"
+
+
+def test_a_turn_that_does_not_end_is_stuck_although_its_text_counts_seconds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `STUCK_S`, as any wait. A number that shows progress begins the time again."""
+    now = 0.0
+
+    def later(seconds: float) -> None:
+        nonlocal now
+        now += replace_one.STUCK_S / 4
+
+    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    del cluster.live["backup-2"]
+    cluster.unheard = 3
+    cluster.taken = [f"ada applies; its turn ends in {left} s" for left in range(30, 0, -1)]
+    with pytest.raises(RetryLater, match=r"its turn ends in 2\d s\. No progress for 2 min"):
+        cluster.replace("backup-2", timeout=1e9)
+    cluster.taken = []
+    lacking = [f"{count} tablets lack replicas" for count in range(30)]
+    monkeypatch.setattr(replace_one, "what_is_unwell", lambda _: lacking.pop() if lacking else "")
+    assert cluster.replace("backup-2", timeout=1e9).uuid == "new-backup-2"
+    assert not lacking
 
 
 def test_a_folder_that_a_process_still_holds_is_waited_for(cluster: Cluster) -> None:

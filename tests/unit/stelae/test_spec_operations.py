@@ -30,6 +30,7 @@ from stelae.core.errors import (
     RetryLater,
     Unavailable,
 )
+from stelae.database.callers import caller
 from stelae.deploy import cluster_files, launcher, machines
 from stelae.deploy.asked import keep_spec
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
@@ -153,10 +154,19 @@ class Servers:
         """Nothing is held."""
 
     def status(self) -> dict[str, Any]:
-        return {"replaced": [{"uuid": "former", "id": "tserver-1"}]}
+        unheard = [{"uuid": "unheard", "id": "backup-3"}]
+        return {
+            "replaced": [{"uuid": "former", "id": "tserver-1"}],
+            "servers_not_heard": unheard,
+        }
 
     def servers(self) -> list[dict[str, Any]]:
-        return [{"name": f"tserver-{n}", "uuid": f"u{n}"} for n in range(1, 8)]
+        stopped = [{"name": f"backup-{n}", "uuid": ""} for n in (1, 2)]
+        return [{"name": f"tserver-{n}", "uuid": f"u{n}"} for n in range(1, 8)] + stopped
+
+    def _processes(self) -> tuple[list[str], list[str]]:
+        names = [f"backup-{n}" for n in (1, 2, 3, 4)]
+        return names, names[2:]
 
     def replace_server(self, server: str, *, progress: Any, **how: Any) -> Any:
         progress("2 tablets are left")
@@ -219,6 +229,25 @@ def test_a_command_on_a_server_shows_how_far_it_is(monkeypatch: pytest.MonkeyPat
     assert ended(host, again)["state"] == "cancelled"
 
 
+@pytest.mark.parametrize("verb", ["retire", "stop", "replace"])
+def test_whoever_gave_a_command_is_in_all_its_rows_of_the_audit_log(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Of its orders and of its turns: the connection that carries it out says who. §87"""
+    database, callers = Servers(), [caller()]
+    database.goes_on.set()
+
+    def connect(cluster: str) -> Servers:
+        callers.append(caller())
+        return database
+
+    monkeypatch.setattr(spec_host, "connect", connect)
+    host, how = SpecHost("demo", "data"), {"drain": True, "elsewhere": False, "cancel": False}
+    ended(host, host.begin_server(verb, "tserver-1", how, "token ci")["id"])
+    assert callers[-1].door == "applier"
+    assert callers[-1].details.startswith("by token ci, process ")
+
+
 def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -278,6 +307,27 @@ def test_a_replacement_that_waits_keeps_only_its_own_server_from_others(
     database.goes_on.set()
     assert [ended(host, each)["state"] for each in begun] == ["done"] * len(begun)
     assert ended(host, host.begin_server("replace", "u6", how, "eve")["id"])["state"] == "done"
+
+
+def test_servers_that_no_master_has_heard_are_replaced_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the name that the spec has, or by the UUID that the catalog has. Two of them that have no
+    UUID are two servers; a UUID and its name are one."""
+    database = Servers()
+    database.takes_turn = False
+    monkeypatch.setattr(spec_host, "connect", lambda cluster: database)
+    host, how = SpecHost("demo", "data"), {"drain": True, "elsewhere": False}
+    given = ["backup-1", "backup-2", "unheard", "backup-4"]
+    begun = [host.begin_server("replace", server, how, "ada")["id"] for server in given]
+    for server in [*given, "backup-3"]:
+        with pytest.raises(AlreadyRunning, match="is about this server"):
+            host.begin_server("replace", server, how, "eve")
+    for nobody in ("", "backup-5"):
+        with pytest.raises(InvalidArgument, match="is no server"):
+            host.begin_server("replace", nobody, how, "eve")
+    database.goes_on.set()
+    assert [ended(host, each)["state"] for each in begun] == ["done"] * len(begun)
 
 
 def test_an_operation_that_runs_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from stelae.coordinator.apply.replaces import (
     Kept,
     ReplaceAct,
     ReplaceLook,
+    count_left,
     former_of,
     next_of_replacement,
     quiet_s,
@@ -346,6 +347,19 @@ def test_one_that_nobody_knows_is_ended_and_then_started_without_a_fence() -> No
     assert "heard it meanwhile" in refused(heard)
     assert "just begun" in waits(with_status(look, heard_all=False))
     assert "SQLite" in refused(replace(look, name="cas_store-1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("tserver-2", 3), ("backup-2", 3), ("safekeeper-2", 2), ("cas_store-1", None)],
+)
+def test_what_is_left_is_counted_of_live_servers_of_kinds_that_are_drained(
+    name: str, left: int | None
+) -> None:
+    """A configuration store has no such field in the status. Nothing is left of one that died."""
+    look = look_at(name)
+    assert count_left(look) == left
+    assert count_left(changed(look, name, state="dead")) is None
 
 
 # ---- refusals -------------------------------------------------------------------------------
