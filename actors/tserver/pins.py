@@ -150,12 +150,10 @@ class Pins:
             raise InvalidArgument(f"pins are kept for 0 to {MAX_KEEP_S:.0f} s")
         lost = tuple([pin for pin in request.pins if pin not in self._pins])
         for pin in request.pins:
-            if pin in lost:
-                continue
-            if request.keep_s:
-                self._use(pin, self._pins[pin], request.keep_s)
-            else:
+            if not request.keep_s:
                 self._forget(pin)
+            elif pin not in lost:
+                self._use(pin, self._pins[pin], request.keep_s)
         return Reply(KeepPinsReply(lost))
 
     def drop(self, tablet_id: TabletId) -> None:
@@ -172,8 +170,9 @@ class Pins:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
+        """It may be in the making: then it is not made."""
         self._yielding.pop(name, None)
-        if self._pins.pop(name, None) is not None:
-            self._gone[name] = None
+        self._pins.pop(name, None)
+        self._gone[name] = None
         while len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]

@@ -126,9 +126,13 @@ async def pin_tablet(
     deadline: float,
     *,
     yields: bool = False,
+    asked: dict[str, PinnedTablet] | None = None,
 ) -> list[PinnedTablet]:
-    """One tablet, or those that are in its place by now. ``yields``: see `Pin`. Raises as
-    `pin_table`."""
+    """One tablet, or those that are in its place by now. Raises as `pin_table`.
+
+    ``yields``: see `Pin`. ``asked``: gets each pin by name before it is asked for, so that it can
+    be let go whatever becomes of the call.
+    """
     name = make_uuid(runtime.rng)
 
     async def attempt(
@@ -137,6 +141,8 @@ async def pin_tablet(
         tablet_id = where.tablet.tablet_id
         nonlocal name
         request = Pin(tablet_id, name, record.schema.version, keep_s, yields)
+        if asked is not None:
+            asked[name] = PinnedTablet(tablet_id, number, name, where.address, owner, 0, 0, 0)
         try:
             answer = await runtime.peers.call(
                 where.address, PIN, request, timeout_s=limit_s, destination=owner
@@ -163,7 +169,9 @@ async def pin_tablet(
         parts = await parts_of(runtime, cache, number, deadline)
     found: list[PinnedTablet] = []
     for part in parts:
-        found += await pin_tablet(runtime, cache, part, record, keep_s, deadline, yields=yields)
+        found += await pin_tablet(
+            *(runtime, cache, part, record, keep_s, deadline), yields=yields, asked=asked
+        )
     return found
 
 

@@ -227,7 +227,9 @@ class _Source:
             deadline = self._runtime.clock.monotonic() + self._timeout_s
             ours = self._runtime, self._cache
             record = self._wanted.known.record
-            pinned = await pin_tablet(*ours, number, record, KEEP_S, deadline)
+            pinned = await pin_tablet(
+                *(*ours, number, record, KEEP_S, deadline), asked=self._pinned
+            )
             self._pinned.update({tablet.pin: tablet for tablet in pinned})
             await self._begin()
             try:

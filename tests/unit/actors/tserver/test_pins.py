@@ -232,3 +232,17 @@ def test_pins_that_yield_go_where_newer_ones_come(monkeypatch: pytest.MonkeyPatc
         assert len(world.pins) == 5
 
     told(story)
+
+
+def test_a_pin_that_is_let_go_before_it_is_made_is_not_made() -> None:
+    """Its reader has ended while the call was under way."""
+
+    async def story(world: World) -> None:
+        making = await world.until_waits(world.pin("a"))
+        assert world.pins.keep(KeepPins(("a",), 0.0)).body.lost == ("a",)
+        world.tablet.commits.set()
+        with pytest.raises(SnapshotLost):
+            await making
+        assert len(world.pins) == 0
+
+    told(story)
