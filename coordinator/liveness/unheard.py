@@ -25,6 +25,8 @@ class NamedServer:
     kind: ServerKind
     name: str
     uuid: ServerUuid
+    is_marked_only: bool = False
+    """An operator's mark alone names it. Marks are kept: the server may have left long ago."""
 
 
 def named_in(catalog: Catalog) -> dict[ServerUuid, NamedServer]:
@@ -46,7 +48,7 @@ def _all_named(catalog: Catalog) -> Iterator[NamedServer]:
             yield NamedServer(ServerKind.TSERVER, peer.name, peer.uuid)
     for mark in catalog.marks.values():
         if mark.kind is not None:
-            yield NamedServer(mark.kind, mark.name, mark.uuid)
+            yield NamedServer(mark.kind, mark.name, mark.uuid, is_marked_only=True)
 
 
 def never_heard_servers(catalog: Catalog, liveness: Liveness) -> list[NamedServer]:

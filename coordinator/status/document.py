@@ -123,7 +123,12 @@ def status_document(inputs: StatusInputs) -> bytes:
             for record in never_heard(inputs.catalog, inputs.liveness)
         ],
         "servers_not_heard": [
-            {"kind": each.kind.value, "id": each.name, "uuid": each.uuid}
+            {
+                "kind": each.kind.value,
+                "id": each.name,
+                "uuid": each.uuid,
+                "marked_only": each.is_marked_only,
+            }
             for each in never_heard_servers(inputs.catalog, inputs.liveness)
         ],
         "losses_accepted": len(inputs.catalog.backups.losses),

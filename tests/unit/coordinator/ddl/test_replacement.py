@@ -159,10 +159,11 @@ def test_a_server_that_only_the_catalog_names_is_fenced(kind: ServerKind) -> Non
 
 
 def test_a_server_that_was_heard_is_not_among_those_that_the_catalog_alone_names() -> None:
-    """A mark of an operator names a server too."""
+    """A mark of an operator names a server too, and it is said that nothing else does."""
     world = World()
     world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", kind=ServerKind.TSERVER),)))
-    assert [each.uuid for each in never_heard_servers(world.catalog, world.liveness)] == [OLD]
+    found = never_heard_servers(world.catalog, world.liveness)
+    assert [(each.uuid, each.is_marked_only) for each in found] == [(OLD, True)]
     world.beat(OLD)
     assert never_heard_servers(world.catalog, world.liveness) == []
 
