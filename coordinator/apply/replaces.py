@@ -23,7 +23,8 @@ elsewhere. So the former disk is given up, by a fence that is permanent
 - R10: a server that nobody has heard and that the catalog does not name has nothing that anybody
   needs: all that may be on a disk is registered in the catalog first. It is replaced without a
   fence, as there is no UUID for one, where its machine is there: then its process is ended and its
-  folder is set aside first, so that no process of its UUID starts again.
+  folder is set aside first, so that no process of its UUID starts again. The same holds where only
+  operators' marks name UUIDs: these may be of earlier servers of the name, which left long ago.
 
 Which UUIDs are replaced is the caller's to remember: `former_of` chooses them at the beginning.
 Every step may be taken again. Decisions §81.
@@ -230,6 +231,13 @@ def not_heard(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     earlier version tells of backups alone."""
     found = [*status.get("servers_not_heard", ()), *status.get("backups_not_heard", ())]
     return list({each["uuid"]: each for each in found}.values())
+
+
+def is_unknown(status: Mapping[str, Any], former: Collection[str]) -> bool:
+    """Return whether the UUID of the present server may be none of ``former``: there are none, or
+    nobody has heard them and operators' marks alone name them. R10."""
+    marked = {each["uuid"] for each in not_heard(status) if each.get("marked_only")}
+    return marked.issuperset(former)
 
 
 def former_of(status: Mapping[str, Any], name: str, server: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Liveness
@@ -25,6 +26,8 @@ class NamedServer:
     kind: ServerKind
     name: str
     uuid: ServerUuid
+    is_marked_only: bool = False
+    """An operator's mark alone names it. Marks are kept: the server may have left long ago."""
 
 
 def named_in(catalog: Catalog) -> dict[ServerUuid, NamedServer]:
@@ -46,7 +49,7 @@ def _all_named(catalog: Catalog) -> Iterator[NamedServer]:
             yield NamedServer(ServerKind.TSERVER, peer.name, peer.uuid)
     for mark in catalog.marks.values():
         if mark.kind is not None:
-            yield NamedServer(mark.kind, mark.name, mark.uuid)
+            yield NamedServer(mark.kind, mark.name, mark.uuid, is_marked_only=True)
 
 
 def never_heard_servers(catalog: Catalog, liveness: Liveness) -> list[NamedServer]:
@@ -58,3 +61,16 @@ def never_heard_servers(catalog: Catalog, liveness: Liveness) -> list[NamedServe
         if liveness.newest(each.uuid) is None and not catalog.mark(each.uuid).replaced
     ]
     return sorted(found, key=lambda each: (each.name, each.uuid))
+
+
+def describe_never_heard(catalog: Catalog, liveness: Liveness) -> list[dict[str, Any]]:
+    """Return the same servers as the status document has them."""
+    return [
+        {
+            "kind": each.kind.value,
+            "id": each.name,
+            "uuid": each.uuid,
+            "marked_only": each.is_marked_only,
+        }
+        for each in never_heard_servers(catalog, liveness)
+    ]

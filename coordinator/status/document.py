@@ -16,7 +16,7 @@ from stelae.coordinator.ddl.alter import problem_of
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.liveness.shunned_backups import avoided_by
 from stelae.coordinator.liveness.standing import has_all_rows
-from stelae.coordinator.liveness.unheard import never_heard_servers
+from stelae.coordinator.liveness.unheard import describe_never_heard
 from stelae.coordinator.placement.known_backups import never_heard
 from stelae.coordinator.placement.leaving_backups import is_drained
 from stelae.coordinator.status.cleaning import describe_cleaning
@@ -122,10 +122,7 @@ def status_document(inputs: StatusInputs) -> bytes:
             }
             for record in never_heard(inputs.catalog, inputs.liveness)
         ],
-        "servers_not_heard": [
-            {"kind": each.kind.value, "id": each.name, "uuid": each.uuid}
-            for each in never_heard_servers(inputs.catalog, inputs.liveness)
-        ],
+        "servers_not_heard": describe_never_heard(inputs.catalog, inputs.liveness),
         "losses_accepted": len(inputs.catalog.backups.losses),
         "shortages": [
             shown for tablet in inputs.catalog.live_tablets() for shown in _shortage(inputs, tablet)

@@ -13,7 +13,8 @@ what was done is in the catalog (marks and fences). Rules:
 - R4: what keeps a server from being started is looked at before its data is given up.
 - R5: it is done once the new server lives and nothing lacks (`Replacement`), and not before.
 - R6: a server of which the masters know no UUID is not fenced. So its process is ended, and its
-  folder set aside, on a machine that is there, before the new one starts.
+  folder set aside, on a machine that is there, before the new one starts. So is one of which they
+  know UUIDs by operators' marks alone: a fence of these may be of an earlier server of the name.
 
 Masters are replaced by `stelae.applying.replace_master`. Decisions §81.
 """
@@ -57,6 +58,7 @@ from stelae.coordinator.apply.replaces import (
     ReplaceStep,
     count_left,
     former_of,
+    is_unknown,
     kind_of,
     known_as,
     leaves,
@@ -145,6 +147,8 @@ class _Replace:
         self._deadline = order.deadline
         self._drains = drains
         self._former: tuple[str, ...] = ()
+        self._is_unknown = False
+        """The UUID of the present server may be none of ``_former``."""
         self._only_ended = False
         self._has_drained = False
         """A drain has begun, by whomever."""
@@ -168,12 +172,13 @@ class _Replace:
     def run(self, server: str) -> Replacement:
         """Raises InvalidArgument: all reasons why not, and nothing has changed; AlreadyRunning;
         RetryLater."""
-        self._former = former_of(self._heard_status(), self._name, server)
+        status = self._heard_status()
+        self._former = former_of(status, self._name, server)
+        self._is_unknown = is_unknown(status, self._former)
         self._only_ended = self._is_started()
         if not self._only_ended:
             self._check_places()
-        if not self._former:
-            self._check_unknown()
+        self._check_unknown()
         named = ", ".join(self._former) or "the masters know no UUID of it"
         self._progress(f"{self._name} ({named}) is replaced")
         while True:
@@ -282,13 +287,17 @@ class _Replace:
     def _check_unknown(self) -> None:
         """R6. Raises InvalidArgument."""
         placement = self._known.spec.placement
-        if placement is None:
+        if placement is None or not self._is_unknown:
             return
         machine = self._known.state.machines.get(self._name, "")
         if machine not in machines.live_machines(placement.machine_label):
+            known = f"no UUID of {self._name} to fence it by"
+            if self._former:
+                earlier = f"{', '.join(self._former)} may be that of an earlier server of its name"
+                known = f"{known} but by an operator's mark ({earlier})"
+            where = machines.described(placement.machine_label, machine)
             raise InvalidArgument(
-                f"{machines.described(placement.machine_label, machine)} of {self._name} is away, "
-                f"and the masters know no UUID of {self._name} to fence it by: its process could "
+                f"{where} of {self._name} is away, and the masters know {known}: its process could "
                 "come back next to a new one. Nothing needs its disk. Give the same command once "
                 "the machine is back; or have fewer servers of its kind in cluster.yaml, and apply"
             )
@@ -361,6 +370,7 @@ class _Replace:
                 self._progress(f"{self._name} ends")
                 end_process(self._known, self._name, actor)
             case ReplaceAct.FENCE:
+                self._check_unknown()
                 self._progress(f"{self._name} is fenced: {', '.join(step.uuids)}")
                 actor = cluster_actors(self._database.cluster).get(self._name)
                 for uuid in step.uuids:  # R3
@@ -388,8 +398,7 @@ class _Replace:
     def _start(self) -> None:
         """R3. The masters have never heard the new server: what is in its folders is not needed."""
         plan = self._known.plans[self._name]
-        if not self._former:
-            self._check_unknown()
+        self._check_unknown()
         try:
             self._set_aside += _with_machine(self._emptied(plan), plan)
             if self._elsewhere:

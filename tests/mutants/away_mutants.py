@@ -102,6 +102,8 @@ MUTANTS = [
                 "    if True:\n        return ReplaceStep",
             ),
             ("    if not look.former and not look.has_started and", "    if False and"),
+            ("    return marked.issuperset(former)", "    return not former"),
+            ("    if look.live is None or look.kind not in _WHAT:", "    if look.live is None:"),
             ("    if silent_s < look.quiet_s:  # R7\n", "    if False:\n"),
             ("return max(QUIET_S, dead_after_s + BEATS * heartbeat_s)", "return QUIET_S"),
             ("    if look.unwell:\n        return", "    if False:\n        return"),
@@ -139,10 +141,10 @@ MUTANTS = [
             ),
             ("if not (self._has_drained or self._has_waited):", "if not self._has_drained:"),
             ("        if now - since > limit_s:\n", "        if False:\n"),
-            (
-                "        if not self._former:\n            self._check_unknown()\n        try",
-                "        try",
-            ),
+            ("        self._check_unknown()\n        try", "        try"),
+            ("                self._check_unknown()\n                self", "                self"),
+            ("        if not self._former and self._has_started:", "        if False:"),
+            ("self._pause(str(error), without_numbers(str(error)))", "self._pause(str(error))"),
             (
                 "                if not self._drains:\n                    hand_over",
                 "                if False:\n                    hand_over",

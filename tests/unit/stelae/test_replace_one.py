@@ -59,6 +59,8 @@ class Cluster:
         """Dead servers that no master has heard since it began."""
         self.named: list[str] = []
         """Those of them that the catalog names."""
+        self.marked_only = False
+        """By an operator's mark alone."""
         self.needs_disk = False
         self.in_turn: Callable[[], None] = lambda: None
         """Called when the turn was taken: what others have done meanwhile."""
@@ -217,10 +219,8 @@ class Cluster:
         if leaves and self.has[name] and not self.is_in_turn:
             self.has[name] -= 1
         left = self.has[name] if uuid.startswith("u-") else 0
-        found = {
-            "id": name, "uuid": uuid, "kind": kind, "incarnation": 1,
-            "state": "live" if name in self.live else "dead",
-        }  # fmt: skip
+        state = "live" if name in self.live else "dead"
+        found = {"id": name, "uuid": uuid, "kind": kind, "incarnation": 1, "state": state}
         if kind == "master":
             return {**found, "role": "follower", "voter": True, "keeps_up": True}
         found |= {"silent_s": 60.0, "memory_bytes": 0, "memory_limit_bytes": 0}
@@ -241,7 +241,11 @@ class Cluster:
         self.unheard -= self.unheard > 0
         heard = [name for name in NAMES if name not in self.unknown]
         servers = [self._server(name) for name in heard if self.uuids[name] not in self.fences]
-        named = [{"id": n, "uuid": self.uuids[n]} for n in self.named if n in self.unknown]
+        named = [
+            {"id": name, "uuid": self.uuids[name], "marked_only": self.marked_only}
+            for name in self.named
+            if name in self.unknown
+        ]
         tablet = {
             "table": "t", "number": 1, "state": "running", "under_replicated": lacks,
             "memory_bytes": 0, "leader": "tserver-1", "replicas": [], "reported": True,
@@ -471,19 +475,20 @@ def test_a_server_that_nobody_knows_is_ended_and_set_aside_before_another_starts
     assert "nothing was fenced" in found.lines()[0]
 
 
+def each_wait_lasts(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """By a clock on which nothing else takes time."""
+    waits: list[float] = []
+    clock = MagicMock(monotonic=lambda: sum(waits), sleep=lambda _: waits.append(seconds))
+    monkeypatch.setattr(replace_one, "time", clock)
+
+
 @pytest.mark.parametrize("timeout", [60.0, 1e9])
 def test_nobody_is_told_to_replace_the_new_one_of_a_server_that_nobody_knew(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, timeout: float
 ) -> None:
     """Nothing notes that replacement, so that the same command is another one. The text says so
     once the new server was started, whether the time is over or nothing changes."""
-    now = 0.0
-
-    def later(_: float) -> None:
-        nonlocal now
-        now += 30.0
-
-    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    each_wait_lasts(monkeypatch, 30.0)
     cluster.forget("tserver-2")
     cluster.unheard = 9
     with pytest.raises(RetryLater, match="`stelae server replace tserver-2` goes on"):
@@ -568,13 +573,7 @@ def test_a_turn_that_does_not_end_is_stuck_although_its_text_counts_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `STUCK_S`, as any wait. A number that shows progress begins the time again."""
-    now = 0.0
-
-    def later(seconds: float) -> None:
-        nonlocal now
-        now += replace_one.STUCK_S / 4
-
-    monkeypatch.setattr(replace_one, "time", MagicMock(monotonic=lambda: now, sleep=later))
+    each_wait_lasts(monkeypatch, replace_one.STUCK_S / 4)
     del cluster.live["backup-2"]
     cluster.unheard = 3
     cluster.taken = [f"ada applies; its turn ends in {left} s" for left in range(30, 0, -1)]
@@ -689,12 +688,14 @@ def places(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("marked", [[], ["tserver-2"]])
 def test_one_that_nobody_knows_needs_its_machine(
-    cluster: Cluster, places: dict[str, str], *, is_late: bool
+    cluster: Cluster, places: dict[str, str], marked: list[str], *, is_late: bool
 ) -> None:
     """Without a fence its process must be seen to have ended: also elsewhere, and also where the
-    machine is lost during the turn."""
+    machine is lost during the turn. The UUID of a mark may be that of an earlier server."""
     cluster.forget("tserver-2")
+    cluster.named, cluster.marked_only = marked, True
 
     def lost() -> None:
         del places["m2"]
@@ -706,6 +707,7 @@ def test_one_that_nobody_knows_needs_its_machine(
     with pytest.raises(InvalidArgument, match="no UUID of tserver-2 to fence it by"):
         cluster.replace("tserver-2", elsewhere=True)
     assert not [each for each in cluster.steps if "starts" in each or "aside" in each]
+    assert not cluster.fences
 
 
 @pytest.mark.parametrize("name", ["master-2", "tserver-2"])

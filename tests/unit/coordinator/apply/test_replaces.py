@@ -16,6 +16,7 @@ from stelae.coordinator.apply.replaces import (
     ReplaceLook,
     count_left,
     former_of,
+    is_unknown,
     next_of_replacement,
     quiet_s,
     refusals_of_master,
@@ -329,6 +330,20 @@ def test_one_that_only_the_catalog_names_is_fenced_by_that() -> None:
     assert next_of_replacement(look).uuids == ("safekeeper2",)
     assert act(look) is ReplaceAct.FENCE
     assert "do not know" in waits(with_status(look, servers_not_heard=[], backups_not_heard=[]))
+
+
+def test_a_mark_alone_does_not_say_which_server_is_replaced() -> None:
+    """It may be left from an earlier server of the name: the present one is as good as unknown.
+    Any other entry of the catalog is the present one's, as is a UUID that was heard. R10."""
+    marked = {"kind": "tserver", "id": "tserver-2", "uuid": "old", "marked_only": True}
+    member = {"kind": "tserver", "id": "tserver-2", "uuid": "member", "marked_only": False}
+    status = {"servers": [], "servers_not_heard": [marked, member]}
+    assert is_unknown(status, ())
+    assert is_unknown(status, ("old",))
+    assert not is_unknown(status, ("old", "member"))
+    assert not is_unknown(status, ("heard", "old"))
+    earlier = {each: member[each] for each in ("kind", "id", "uuid")}
+    assert not is_unknown({"servers_not_heard": [earlier]}, ("member",)), "an earlier version's"
 
 
 def test_one_that_nobody_knows_is_ended_and_then_started_without_a_fence() -> None:

@@ -9,7 +9,11 @@ from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl.operator_orders import find_server
 from stelae.coordinator.ddl.replacement import draft_replace, draft_successor
 from stelae.coordinator.liveness.liveness import Liveness, Run
-from stelae.coordinator.liveness.unheard import NamedServer, never_heard_servers
+from stelae.coordinator.liveness.unheard import (
+    NamedServer,
+    describe_never_heard,
+    never_heard_servers,
+)
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
@@ -159,10 +163,12 @@ def test_a_server_that_only_the_catalog_names_is_fenced(kind: ServerKind) -> Non
 
 
 def test_a_server_that_was_heard_is_not_among_those_that_the_catalog_alone_names() -> None:
-    """A mark of an operator names a server too."""
+    """A mark of an operator names a server too, and it is said that nothing else does."""
     world = World()
     world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", kind=ServerKind.TSERVER),)))
-    assert [each.uuid for each in never_heard_servers(world.catalog, world.liveness)] == [OLD]
+    found = never_heard_servers(world.catalog, world.liveness)
+    assert [(each.uuid, each.is_marked_only) for each in found] == [(OLD, True)]
+    assert describe_never_heard(world.catalog, world.liveness)[0]["marked_only"] is True
     world.beat(OLD)
     assert never_heard_servers(world.catalog, world.liveness) == []
 
