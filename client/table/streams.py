@@ -61,6 +61,9 @@ class BatchStream:
         self._batch_rows = batch_rows
         self._ready: deque[pa.RecordBatch] = deque()
         self._error: Exception | None = None
+        # A generator refuses to be closed while one of its steps runs, and a cancelled step runs
+        # until the pins are released.
+        self._turns = asyncio.Lock()
 
     def __aiter__(self) -> Self:
         return self
@@ -74,7 +77,15 @@ class BatchStream:
         return self._ready.popleft()
 
     async def next_piece(self) -> Piece | None:
-        """Return the next batches, None after the last ones. Raises as the scan does (rule 4)."""
+        """Return the next batches, None after the last ones. Raises as the scan does (rule 4).
+
+        Raises:
+            ClosedMeanwhile: an earlier call was cancelled.
+        """
+        async with self._turns:
+            return await self._next_piece()
+
+    async def _next_piece(self) -> Piece | None:
         if self._error is not None:
             raise self._error
         try:
@@ -93,9 +104,10 @@ class BatchStream:
         ]
 
     async def aclose(self) -> None:
-        """Release the pins and end the calls under way; again is fine."""
-        self._ready.clear()
-        await self._pieces.aclose()
+        """Release the pins, after a `next_piece` that is under way; again is fine."""
+        async with self._turns:
+            self._ready.clear()
+            await self._pieces.aclose()
 
     async def __aenter__(self) -> Self:
         return self
