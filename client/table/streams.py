@@ -6,7 +6,8 @@
    and one that is being fetched.
 3. A tablet whose pin is lost before any of its rows went into the queue is pinned again. After
    that no other server has these rows, and the stream ends with `SnapshotLost`.
-4. An ended stream repeats its error. It never ends as if all rows had been read.
+4. A stream that failed or was closed raises its error at each further call. It never ends as if
+   all rows had been read.
 5. Pins are renewed while the stream is open, and released when it is closed or dropped. The tasks
    of a stream therefore hold no reference to it.
 """
@@ -61,6 +62,7 @@ class BatchStream:
         self._batch_rows = batch_rows
         self._ready: deque[pa.RecordBatch] = deque()
         self._error: Exception | None = None
+        self._has_ended = False
         # A generator refuses to be closed while one of its steps runs, and a cancelled step runs
         # until the pins are released.
         self._turns = asyncio.Lock()
@@ -80,7 +82,7 @@ class BatchStream:
         """Return the next batches, None after the last ones. Raises as the scan does (rule 4).
 
         Raises:
-            ClosedMeanwhile: an earlier call was cancelled.
+            ClosedMeanwhile: the stream was closed, or an earlier call cancelled, before its end.
         """
         async with self._turns:
             return await self._next_piece()
@@ -96,6 +98,7 @@ class BatchStream:
         except Exception as error:
             self._error = error
             raise
+        self._has_ended = piece is None
         if piece is None or self._batch_rows is None:
             return piece
         most = self._batch_rows
@@ -107,6 +110,9 @@ class BatchStream:
         """Release the pins, after a `next_piece` that is under way; again is fine."""
         async with self._turns:
             self._ready.clear()
+            # Rule 4: a closed generator says that it is over, as one does after its last piece.
+            if self._error is None and not self._has_ended:
+                self._error = ClosedMeanwhile("the stream")
             await self._pieces.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""Streams that are cancelled: no other error hides the cancellation."""
+"""Streams that are cancelled or closed: no other error hides the cancellation, no rows are lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import pyarrow as pa
@@ -18,6 +19,12 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 def piece(*ids: int) -> Piece:
     return [pa.RecordBatch.from_pydict({"id": list(ids)}, schema=SCHEMA)]
+
+
+async def three_pieces() -> AsyncGenerator[Piece, None]:
+    yield piece()
+    for number in (1, 2, 3):
+        yield piece(number, 10 * number)
 
 
 class Endless:
@@ -88,3 +95,47 @@ def test_a_reader_that_is_cancelled_on_another_loop_hears_that_it_was_cancelled(
         asyncio.run(run())
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("read", [0, 1, 2, 3])
+def test_a_stream_that_was_closed_before_its_end_does_not_look_whole(read: int) -> None:
+    """Each further call raises `ClosedMeanwhile`, even if only the end mark was not read."""
+
+    async def run() -> None:
+        stream = await open_stream(three_pieces())
+        for _ in range(read):
+            assert await stream.next_piece() is not None
+        await stream.aclose()
+        await stream.aclose()
+        for _ in range(2):
+            with pytest.raises(ClosedMeanwhile):
+                await stream.next_piece()
+            with pytest.raises(ClosedMeanwhile):
+                await anext(stream)
+
+    asyncio.run(run())
+
+
+def test_rows_that_were_ready_when_a_stream_was_closed_are_not_its_end() -> None:
+    """Batches of a piece that were not handed out count as not read."""
+
+    async def run() -> None:
+        stream = await open_stream(three_pieces(), batch_rows=1)
+        assert (await anext(stream)).num_rows == 1
+        await stream.aclose()
+        with pytest.raises(ClosedMeanwhile):
+            await anext(stream)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_was_read_to_its_end_stays_ended() -> None:
+    """Closing it afterwards makes no error of that."""
+
+    async def run() -> None:
+        stream = await open_stream(three_pieces())
+        async with contextlib.aclosing(stream):
+            assert [batch.num_rows async for batch in stream] == [2, 2, 2]
+        assert await stream.next_piece() is None
+
+    asyncio.run(run())
