@@ -2,6 +2,9 @@
 
 pyarrow has no call that shows the parts of an expression. Which columns it needs is found out by
 evaluating it on empty tables that lack one column each. (decisions §83)
+
+Columns are found by name only. Positions are refused: the rows that are read have the chosen and
+the needed columns, so a position would be another column there than in the table.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from stelae.client.table.streams import BatchStream, Piece
 from stelae.core.errors import InvalidArgument
 from stelae.core.records.records import TableRecord
 
+POSITION = "FieldPath("
+"""What pyarrow's text of an expression has for a column that is given by its position."""
+
 
 class Matching:
     """The rows of a stream for which an expression is true, in the columns asked for.
 
     Raises (at construction):
-        InvalidArgument: the expression names an unknown column, or pyarrow cannot evaluate it on
-            this table's types.
+        InvalidArgument: the expression names an unknown column, or gives a column by its position,
+            or pyarrow cannot evaluate it on this table's types.
         InvalidArgument, ColumnNotFound: ``columns`` are none of the table.
     """
 
@@ -38,6 +44,11 @@ class Matching:
         self._expression = expression
         arrow = record.schema.arrow
         chosen = chosen_columns(columns, record.schema, record.name)
+        if POSITION in str(expression):
+            raise InvalidArgument(
+                f"where={expression}, on table {record.name!r}: it gives a column by its position; "
+                'name each column instead, as in pc.field("name")'
+            )
         self._names = scan_schema(arrow, chosen, with_versions).names
         empty = scan_schema(arrow, (), with_versions).empty_table()
         try:

@@ -71,6 +71,7 @@ def test_wrong_arguments_are_refused_before_the_first_row(filled: Table) -> None
         ({"limit": -1}, InvalidArgument),
         ({"where": pc.field("nope") > 1}, InvalidArgument),
         ({"where": pc.field("name") > 1}, InvalidArgument),
+        ({"where": pc.field(0) > 1, "columns": ["name"]}, InvalidArgument),
     ):
         with pytest.raises(error):
             filled.scan_batches(**arguments)
