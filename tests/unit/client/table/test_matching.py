@@ -1,4 +1,4 @@
-"""Expressions of pyarrow as filters: columns by name, never by position."""
+"""Expressions of pyarrow as filters: which are refused, and tables that are altered meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from stelae.client.table.matching import Matching
 from stelae.client.table.streams import Piece, open_stream
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.ids import TableId
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.schema.durability import segments
@@ -81,3 +81,24 @@ def test_a_column_given_by_name_is_the_same_whatever_is_read(columns: list[str])
     rows = found(matching(pc.field("b") > 5, columns))
     assert rows.column_names == columns
     assert rows["id"].to_pylist() == [2]
+
+
+def test_a_needed_column_that_is_gone_meanwhile_is_named() -> None:
+    """By `ColumnNotFound`, before the first row: renamed or dropped, handed out or not."""
+    renamed = ROWS.rename_columns(["id", "x", "b", "c"])
+    for rows in (renamed, ROWS.drop_columns(["a"])):
+        with pytest.raises(ColumnNotFound, match="no column 'a'"):
+            found(matching(pc.field("a") > 5), rows)
+    text = ROWS.set_column(1, "a", pa.array(["", "", ""]))
+    with pytest.raises(InvalidArgument, match="on table 't'"):
+        found(matching(pc.field("a") > 5), text)
+
+
+def test_all_columns_are_those_of_the_table_as_it_is_read() -> None:
+    """One that the expression does not need may be dropped, renamed or added meanwhile."""
+    rows = found(matching(pc.field("b") > 5), ROWS.drop_columns(["c"]))
+    assert rows.to_pydict() == {"id": [2], "a": [0], "b": [10]}
+    rows = found(matching(pc.field("b") > 5), ROWS.rename_columns(["id", "a", "b", "x"]))
+    assert rows.to_pydict() == {"id": [2], "a": [0], "b": [10], "x": [0]}
+    rows = found(matching(pc.field("b") > 5), ROWS.append_column("d", pa.array([7, 8, 9])))
+    assert rows.to_pydict() == {"id": [2], "a": [0], "b": [10], "c": [0], "d": [8]}
