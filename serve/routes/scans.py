@@ -76,14 +76,15 @@ async def scan_rows(request: Request, table: str) -> Response:
 async def _page(request: Request, table: str, wanted: ScanRequest) -> Response:
     gateway = gateway_of(request)
     timeout_s, rows = gateway.timeout_s(request), wanted.page_rows
-    if rows is None or rows > gateway.limits.rows or wanted.limit is not None:
-        raise InvalidArgument(
-            f"a page needs page_rows, at most {gateway.limits.rows}, and takes no limit"
-        )
+    if rows is None or wanted.limit is not None:
+        raise InvalidArgument("a page needs page_rows, and takes no limit")
     if not rows and wanted.after is None:
         raise InvalidArgument("page_rows=0 ends a scan: it needs after")
     if gateway.max_staleness(request) is not None:
         raise InvalidArgument("max_staleness is not for pages: each tablet is read as it is now")
+
+    # A page may be shorter than it was asked for: clients need not know this replica's bound.
+    page_rows = min(rows, gateway.limits.rows)
 
     async def work(handle: AsyncTable) -> Response:
         digest = request_digest(handle.record.table_id, wanted)
@@ -92,7 +93,7 @@ async def _page(request: Request, table: str, wanted: ScanRequest) -> Response:
             place, version = decode_place(gateway.token_key, digest, wanted.after)
             known = handle.at_version(version)
         page = await known.scan_page(
-            rows,
+            page_rows,
             after=place,
             columns=wanted.columns,
             where=_filters(wanted.where, known),

@@ -15,6 +15,7 @@ from stelae.client.table.scan_pages import KEEP_S, ScanPlace
 from stelae.client.table.snapshots import pin_tablet
 from stelae.core.errors import SnapshotLost
 from stelae.serve.app import make_app
+from stelae.serve.gateway.guard import Limits
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, World, problem_of
 from tests.until import until_async
@@ -217,6 +218,30 @@ async def test_the_clients_stream_is_made_of_pages(
         [batch async for batch in stream]
     with pytest.raises(SnapshotLost):
         await anext(stream)
+
+
+async def test_a_page_has_no_more_rows_than_one_call_may_have(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """A greater ``page_rows`` gets shorter pages, as the client's streams need where its pages are
+    longer than the gateway's; what is no number of rows is refused."""
+    await make_flights(world, http, 50)
+    small = World(world.cluster, Limits(rows=7))
+    assert scan_pieces.PAGE_ROWS > 7
+    async with small.client() as client:
+        page = await client.post(SCAN, json={"page_rows": 8})
+        assert len(page.json()["rows"]) == 7
+        assert page.json()["next"] is not None
+        after = page.json()["next"]
+        for rows in (-1, "7", 7.5):
+            refused = await client.post(SCAN, json={"page_rows": rows, "after": after})
+            problem_of(refused, 422, "invalid-request")
+        problem_of(await client.post(SCAN, json={"after": after}), 400, "invalid-argument")
+    table = await small.database().table("flights")
+    stream = await table.scan_batches(columns=["id"])
+    assert sorted([n async for batch in stream for n in batch["id"].to_pylist()]) == list(range(50))
+    stream = await table.scan_batches(limit=20)
+    assert sum([batch.num_rows async for batch in stream]) == 20
 
 
 async def _none(world: World) -> bool:
