@@ -32,7 +32,7 @@ class Endless:
 
     def __init__(self) -> None:
         self.waits = asyncio.Event()
-        self.is_released = False
+        self.released = asyncio.Event()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         yield piece()
@@ -43,7 +43,7 @@ class Endless:
         finally:
             for _ in range(10):
                 await asyncio.sleep(0)
-            self.is_released = True
+            self.released.set()
 
 
 def test_closing_a_cancelled_stream_waits_until_its_pins_are_released() -> None:
@@ -57,9 +57,9 @@ def test_closing_a_cancelled_stream_waits_until_its_pins_are_released() -> None:
         await source.waits.wait()
         reading.cancel()
         await asyncio.sleep(0)
-        assert not source.is_released
+        assert not source.released.is_set()
         await stream.aclose()
-        assert source.is_released
+        assert source.released.is_set()
         with pytest.raises(asyncio.CancelledError):
             await reading
         with pytest.raises(ClosedMeanwhile):
@@ -89,7 +89,7 @@ def test_a_reader_that_is_cancelled_on_another_loop_hears_that_it_was_cancelled(
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert source.is_released
+        assert source.released.is_set()
 
     try:
         asyncio.run(run())
