@@ -17,6 +17,7 @@ C4. A connection that has no handle any more is closed before another one is kep
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from stelae.client.routing.direct_calls import Calls
 from stelae.client.table.blocking import BlockingTable
 from stelae.client.table.streams import BatchStream
 from stelae.client.table.table import AsyncTable
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import ClosedMeanwhile, InvalidArgument
 from stelae.core.forks import forget_in_children, keep_for_ever
 from stelae.core.messages.catalog import TableLocations
 
@@ -237,12 +238,21 @@ class BridgedStream:
         self._loop = loop
         self._stream = stream
         self.schema = stream.schema
+        self._was_cancelled = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        found = await self._loop.bridge(self._next())
+        if self._was_cancelled:
+            raise ClosedMeanwhile("the stream")
+        try:
+            found = await self._loop.bridge(self._next())
+        except asyncio.CancelledError:
+            # The stream may have handed out a batch already, which nobody gets: what follows must
+            # not look like all rows.
+            self._was_cancelled = True
+            raise
         if found is None:
             raise StopAsyncIteration
         return found

@@ -97,6 +97,31 @@ def test_a_reader_that_is_cancelled_on_another_loop_hears_that_it_was_cancelled(
         loop.close()
 
 
+def test_a_batch_that_a_cancelled_reader_did_not_get_is_not_passed_over() -> None:
+    """The stream had handed it out when its reader, on another loop, was cancelled."""
+    loop = Loop()
+
+    async def opened() -> BridgedStream:
+        return BridgedStream(loop, await open_stream(three_pieces()))
+
+    async def run() -> None:
+        stream = await loop.bridge(opened())
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        for _ in range(3):  # the stream's loop turns while this one is blocked
+            loop.run(asyncio.sleep(0))
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        with pytest.raises(ClosedMeanwhile):
+            await anext(stream)
+
+    try:
+        asyncio.run(run())
+    finally:
+        loop.close()
+
+
 @pytest.mark.parametrize("read", [0, 1, 2, 3])
 def test_a_stream_that_was_closed_before_its_end_does_not_look_whole(read: int) -> None:
     """Each further call raises `ClosedMeanwhile`, even if only the end mark was not read."""
