@@ -111,6 +111,7 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
             with as_command():
                 return opened()
 
+        monkeypatch.setenv("COLUMNS", "250")  # in 80 the cells of a long process id are broken
         monkeypatch.setattr(cli_audit, "open_cluster", opened)
         monkeypatch.setattr(cli_create, "open_cluster", opened_by_command)
 

@@ -230,9 +230,13 @@ async def test_too_many_keys_of_the_last_minute_are_refused_in_plain_words(
     path = "/v1/tables/flights/rows/1"
     assert (await http.put(path, json={})).status_code == 200
     for number in range(20):
-        headers = {"Idempotency-Key": f"key-{number}", TIMEOUT_HEADER: "0.5"}
+        # What is full is tried until the deadline; a busy machine may need as long for a write.
+        headers = {
+            "Idempotency-Key": f"key-{number}",
+            TIMEOUT_HEADER: "20" if number < 4 else "0.5",
+        }
         answer = await http.put(path, json={}, headers=headers)
-        if answer.status_code != 200:
+        if answer.status_code not in (200, 504):
             break
     detail = problem_of(answer, 429, "overloaded")["detail"]
     assert all(text in detail for text in ("Idempotency-Key", "last minute", "limit of 4")), detail

@@ -98,8 +98,8 @@ def test_a_tablet_of_which_nothing_was_read_is_pinned_again() -> None:
     async def story(here: PinnedFixture) -> None:
         real, lost = snapshots.pin_tablet, list[object]()
 
-        async def pin_and_lose(*asked: Any) -> Any:
-            made = await real(*asked)
+        async def pin_and_lose(*given: Any, **more: Any) -> Any:
+            made = await real(*given, **more)
             if len(lost) < 2:
                 lost.append(made)
                 for name in here.cluster.tservers:
