@@ -16,6 +16,7 @@ they are recovered from backups and timelines, in a higher term.
 - `tablet_store`, `tablet_copy`: replicas on this server's disk, and copies between servers.
 - `master_calls`, `epochs`, `succession_orders`: calls to masters, and orders about successors.
 - `shared_gets`, `gauges`: reads of several tablets in one message, and metrics.
+- `ordered_end`: tells the leader master that somebody ends this process.
 
 Read first: `server`. Also searched for as: region server, range server, lease, admission control.
 """

@@ -21,7 +21,6 @@ from stelae.actors.raft.replica import Replica
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.master_list import MasterList
 from stelae.actors.server.membership import Membership
-from stelae.actors.server.ordered_end import OrderedEnd
 from stelae.actors.server.replaced import require_not_replaced
 from stelae.actors.tserver import gauges
 from stelae.actors.tserver.cleaner import Cleaner
@@ -32,6 +31,7 @@ from stelae.actors.tserver.indexes.indexlets import Indexlets
 from stelae.actors.tserver.indexes.routes import asking
 from stelae.actors.tserver.lease import Lease
 from stelae.actors.tserver.master_calls import ServerNews
+from stelae.actors.tserver.ordered_end import OrderedEnd
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.pins import Pins
 from stelae.actors.tserver.replicated_tablet.manager import TabletReplicas

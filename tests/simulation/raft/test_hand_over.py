@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from stelae.actors.server.ordered_end import ENDS_FOR_S
+from stelae.actors.tserver.ordered_end import ENDS_FOR_S
 from stelae.coordinator.liveness.liveness import Run
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import hash_partition
