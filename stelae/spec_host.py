@@ -123,7 +123,7 @@ class SpecHost:
 
     def _connect(self, by: str = "") -> Database:
         """``by``: who asked for what is done, for each row of it in the audit log (decisions §87);
-        empty: nobody did, or it is said of each turn."""
+        empty: nobody did."""
         with called_by(Door.APPLIER, f"by {by}" if by else ""):
             return connect(self._cluster)
 
@@ -254,7 +254,7 @@ class SpecHost:
     def _apply(self, spec: Document, work: Operation, *, dry_run: bool) -> Document:
         if not os.path.isabs(str(spec.get("data_dir", ""))):  # as in a file that lies elsewhere
             spec = {**spec, "data_dir": self._data_dir}
-        with self._connect() as database:
+        with self._connect(work.by) as database:
             found = apply(
                 *(database, spec),
                 dry_run=dry_run,

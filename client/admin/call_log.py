@@ -183,7 +183,7 @@ class CallLog:
             "duration_s": None,
             "request_id": "",
             "source": caller.source,
-            "details": _cut("; ".join(text for text in (details, caller.details) if text)),
+            "details": _cut(_joined(details, caller.details)),
         }
         return NotedCall(row, self._runtime.clock.monotonic())
 
@@ -346,6 +346,13 @@ def _changes(change: SchemaChange) -> Iterator[str]:
         yield f"drops: {', '.join(change.drop)}"
     if change.rename:
         yield f"renames: {', '.join(f'{old} to {new}' for old, new in change.rename)}"
+
+
+def _joined(details: str, of_caller: str) -> str:
+    """What is said of a call and of its caller, each thing once."""
+    if details in of_caller.split(", "):  # who asked for it, by the turn and by the connection
+        return of_caller
+    return "; ".join(text for text in (details, of_caller) if text)
 
 
 def _cut(text: str) -> str:

@@ -325,8 +325,10 @@ class _Replace:
 
     def _take_turn(self) -> None:
         """Take the steps that are due now. R1, R2."""
+        waits = self._has_drained or self._has_waited
+        what = f"server replace {self._name}"
         try:
-            with self._database.turn(f"server replace {self._name}") as sure:
+            with self._database.turn(what, tries_again=waits) as sure:
                 self._read_again()
                 until = min(self._deadline, time.monotonic() + TURN_S)
                 has_ended = False

@@ -138,7 +138,7 @@ class Replacing:
         except Unavailable as error:
             self._pause(due.name, due.next, error)
             return
-        with database.turn(f"replacement of {due.name}") as sure:
+        with database.turn(f"replacement of {due.name}", tries_again=True) as sure:
             # R2: meanwhile somebody may have asked for something else, or have moved it.
             refresh(home, database.cluster)
             again = known_at(home)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stelae.client.aio import Loop
 from stelae.client.audit import CALL_TIMEOUT_S
 from stelae.client.database import AsyncDatabase
+from stelae.core.errors import StelaeError
 
 
 class AuditOperations:
@@ -42,15 +43,19 @@ class AuditOperations:
         if calls is None:
             yield
             return
-        words = what.split()
-        about = words[2] if len(words) == 3 else ""
-        call = self._loop.run(calls.begin(what, about, details))
+        call = self._loop.run(calls.begin(what, _about(what), details))
         try:
             yield
         except BaseException as error:
             self._loop.run(calls.end(call, error))
             raise
         self._loop.run(calls.end(call, None))
+
+    def _note_refused(self, what: str, details: str, error: StelaeError) -> None:
+        """Note a call that was refused before it began."""
+        calls = self._database.calls
+        if calls is not None:
+            self._loop.run(calls.end(calls.begun(what, _about(what), details), error))
 
     def audit(
         self,
@@ -92,3 +97,9 @@ class AuditOperations:
             timeout=timeout,
         )
         return self._loop.run(work)
+
+
+def _about(what: str) -> str:
+    """The server of ``server stop tserver-1``; empty: it is about the cluster. Pure."""
+    words = what.split()
+    return words[2] if len(words) == 3 else ""

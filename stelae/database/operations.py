@@ -22,6 +22,7 @@ from stelae.client.admin.operators import (
     Retiring,
 )
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.core.errors import AlreadyRunning
 from stelae.database.audit import AuditOperations
 from stelae.database.progress import bar, retiring_told, steps_bar, words_bar
 from stelae.database.safekeepers import SafekeeperOperations
@@ -239,10 +240,13 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
             )
 
     @contextmanager
-    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+    def turn(
+        self, what: str, by: str = "", *, tries_again: bool = False
+    ) -> Iterator[Callable[[], None]]:
         """While one changes a cluster's servers: nobody else does, on any machine.
 
-        ``by``: who; empty: this process. Yields what is to be called before each step: it waits
+        ``by``: who; empty: this process. ``tries_again``: the caller waits for another's turn, so
+        a refusal is no row of the audit log. Yields what is to be called before each step: it waits
         until it is sure that this is so yet, and raises AlreadyRunning if somebody has taken over,
         RetryLater if the masters do not say. It is not to be called by what is told of progress:
         that may be the thread that it waits for.
@@ -253,13 +257,17 @@ class Operations(ServerOperations, SafekeeperOperations, TokenOperations, AuditO
         self._require_inside()
         from stelae.deploy.asked import who
 
-        turn = self._database.turn(by or who(), what)
-        # A try that another's turn refuses is no row: whoever waits for it tries twice a second.
+        turn, details = self._database.turn(by or who(), what), f"by {by}" if by else ""
         with ExitStack() as noted:
-            self._loop.run(turn.begin())
+            try:
+                self._loop.run(turn.begin())
+            except AlreadyRunning as error:
+                if not tries_again:  # one that waits tries twice a second
+                    self._note_refused(what, details, error)
+                raise
             self.told_of_turn(True)
             try:
-                noted.enter_context(self._noted(what, f"by {by}" if by else ""))
+                noted.enter_context(self._noted(what, details))
                 yield lambda: self._loop.run(turn.sure(SILENCE_S))
             finally:
                 self._loop.run(turn.end())

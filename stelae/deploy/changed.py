@@ -29,7 +29,9 @@ class ChangedCluster(Connected, Protocol):
     ray_address: str
     home: str
 
-    def turn(self, what: str, by: str = "") -> AbstractContextManager[Callable[[], None]]: ...
+    def turn(
+        self, what: str, by: str = "", *, tries_again: bool = False
+    ) -> AbstractContextManager[Callable[[], None]]: ...
 
     def retire_server(
         self,

@@ -21,6 +21,7 @@ from stelae.cli.table import create as cli_create
 from stelae.cli.which_cluster import as_command
 from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.database.api import Database
+from stelae.database.callers import Door, called_by
 from stelae.database.origins import ClusterOrigin
 from stelae.recovery.spark_link import ClusterLink
 from stelae.serve.gateway.audit import AuditLog
@@ -57,7 +58,7 @@ async def test_the_audit_log_is_shown_by_command(
             return [entry["path"] for entry in json.loads(out)["entries"]]
 
         code, out = await command("--since", "1h")
-        assert code == 0
+        assert code == 0, out
         for shown in ("PUT /v1/tables/a", "refused 403", "failed 503", "c\\x1b[2J", "10.1.1.1"):
             assert shown in out
         assert "\x1b[2J" not in out
@@ -99,8 +100,9 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With who gave them: the command's words without its arguments; a turn when it begins and
-    when it has ended, as one entry; what is refused as well. A try at another's turn is no entry:
-    whoever waits for it tries again and again."""
+    when it has ended, as one entry; what is refused as well, also for another's turn. A try of
+    one that waits for the turn is no entry: it tries again and again. Whoever asked for a turn is
+    told once, also where the connection says the same."""
     async with local_cluster(tmp_path / "c", tservers=1, backups=2) as cluster:
         link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
 
@@ -124,7 +126,11 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                 def take_turn() -> None:
                     with database.turn("server replace b-1", "token ci"):
                         assert told == [True]
-                        with pytest.raises(AlreadyRunning), database.turn("apply"):
+                        with pytest.raises(AlreadyRunning), opened_by_command() as another:
+                            with another.turn("server stop b-2"):
+                                pass
+                        waits = database.turn("apply", tries_again=True)
+                        with pytest.raises(AlreadyRunning), waits:
                             pass
                         raise RetryLater("it drains")
 
@@ -132,6 +138,9 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                     take_turn()
                 assert told == [True, False]
                 database.note_call("down")
+            with called_by(Door.APPLIER, "by token ci"), opened() as database:
+                with database.turn("apply", "token ci"):
+                    database.create_table("asked", SCHEMA, key="id")
             code, out = run(capsys, "table", "drop", "flights", "--yes")
             assert code == 0, out
             code, out = run(capsys, "audit", "--json")
@@ -140,13 +149,19 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
             assert [(e["method"], e["path"], e["object"], e["outcome"]) for e in found] == [
                 ("python", "create_table flights", "flights", "done"),
                 ("python", "server replace b-1", "b-1", "refused"),
+                ("cli", "server stop b-2", "b-2", "refused"),
                 ("python", "down", "", "done"),
+                ("applier", "apply", "", "done"),
+                ("applier", "create_table asked", "asked", "done"),
                 ("cli", "delete_table flights", "flights", "done"),
             ]
             me = f"{getpass.getuser()}@{socket.gethostname()}"
             assert {e["caller"] for e in found} == {me}
             assert found[1]["details"].startswith("it drains; by token ci; process ")
-            assert re.search(r"stelae table drop, process \d+$", found[3]["details"])
+            assert re.match(r"token ci .*\(server replace b-1\)", found[2]["details"])
+            assert re.match(r"by token ci, process \d+$", found[4]["details"])
+            assert "; by token ci, process " in found[5]["details"]
+            assert re.search(r"stelae table drop, process \d+$", found[6]["details"])
             code, out = run(capsys, "audit", "--who", me, "--path", "delete_table")
             assert code == 0
             assert "cli delete_table flights" in out

@@ -183,6 +183,30 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "stelae/database/operations.py",
+        ("tests/front/test_cli_audit.py",),
+        [
+            (
+                "                if not tries_again:  # one that waits",
+                "                if False:  #",
+            ),
+            (
+                "                if not tries_again:  # one that waits",
+                "                if True:  #",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "stelae/spec_host.py",
+        ("tests/unit/stelae/test_spec_operations.py",),
+        [
+            (
+                "        with self._connect(work.by) as database:\n            found = apply(",
+                "        with self._connect() as database:\n            found = apply(",
+            ),
+        ],
+    ),
+    *mutants_of(
         "client/admin/call_log.py",
         ("tests/unit/client/test_call_log.py",),
         [

@@ -82,7 +82,9 @@ class Cluster:
             del self.actors[name]
 
     @contextmanager
-    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+    def turn(
+        self, what: str, by: str = "", *, tries_again: bool = False
+    ) -> Iterator[Callable[[], None]]:
         self.done.append(what)
         self.in_turn()
         yield lambda: self.done.append("sure")

@@ -67,6 +67,9 @@ class Cluster:
         self.is_in_turn = False
         self.taken: list[str] = []
         """Who has the turn at the next tries; empty: nobody."""
+        self.refused_waiting: list[bool] = []
+        """Of each try that was refused: whether it is tried again, and so no row of the audit
+        log."""
         self.dies_before = ""
         """The step before which the operator's process ends."""
         self.busy: list[str] = []
@@ -202,8 +205,11 @@ class Cluster:
         return self.masters
 
     @contextmanager
-    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+    def turn(
+        self, what: str, by: str = "", *, tries_again: bool = False
+    ) -> Iterator[Callable[[], None]]:
         if self.taken and (whose := self.taken.pop(0)):
+            self.refused_waiting.append(tries_again)
             raise AlreadyRunning(whose)
         self._step(what)
         self.in_turn()
@@ -429,6 +435,7 @@ def test_somebody_elses_change_is_named_at_once_and_waited_for_after_a_drain(
     cluster.taken = ["", "ada is changing this cluster (apply)"]
     cluster.replace("tserver-2")
     assert cluster.uuids["tserver-2"] == "new-tserver-2"
+    assert cluster.refused_waiting == [False, True]
 
 
 def test_without_a_drain_leaderships_go_first(cluster: Cluster) -> None:
@@ -567,6 +574,7 @@ def test_the_turn_of_another_is_waited_for_once_it_has_waited_itself(cluster: Cl
         cluster.replace("backup-2")
     cluster.unheard, cluster.taken = 3, ["ada applies", ""]
     assert cluster.replace("backup-2").uuid == "new-backup-2"
+    assert cluster.refused_waiting == [False, True]
 
 
 def test_a_turn_that_does_not_end_is_stuck_although_its_text_counts_seconds(

@@ -141,7 +141,10 @@ class Cluster:
         self.fenced[uuid] = ""
 
     @contextmanager
-    def turn(self, what: str, by: str = "") -> Iterator[Callable[[], None]]:
+    def turn(
+        self, what: str, by: str = "", *, tries_again: bool = False
+    ) -> Iterator[Callable[[], None]]:
+        assert tries_again, "each look whose turn is refused would be a row of the audit log"
         self.in_turn()
         yield lambda: self.done.append("sure")
 

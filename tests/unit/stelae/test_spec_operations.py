@@ -21,6 +21,7 @@ from stelae.applying import spec_operations
 from stelae.applying.replacement import Replacement
 from stelae.applying.replacing import Replacing
 from stelae.applying.spec_operations import RaySpecs, ask_away, away_lines
+from stelae.client.admin.call_log import Caller
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import (
     AlreadyRunning,
@@ -246,6 +247,29 @@ def test_whoever_gave_a_command_is_in_all_its_rows_of_the_audit_log(
     ended(host, host.begin_server(verb, "tserver-1", how, "token ci")["id"])
     assert callers[-1].door == "applier"
     assert callers[-1].details.startswith("by token ci, process ")
+
+
+def test_the_token_that_asked_for_a_spec_is_in_all_rows_of_the_audit_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the orders of the apply as well as of its turn; a plan gives none, and names nobody."""
+    callers: list[Caller] = []
+
+    def connect(cluster: str) -> Servers:
+        callers.append(caller())
+        return Servers()
+
+    def apply(*_: Any, **__: Any) -> Any:
+        return MagicMock(document=lambda: {"steps": [], "refused": []})
+
+    monkeypatch.setattr(spec_host, "connect", connect)
+    monkeypatch.setattr(spec_host, "apply", apply)
+    host = SpecHost("demo", "data")
+    assert ended(host, host.begin({}, "token ci", "")["id"])["state"] == "done"
+    planned, applied = callers
+    assert (planned.door, applied.door) == ("applier", "applier")
+    assert "token ci" not in planned.details
+    assert applied.details.startswith("by token ci, process ")
 
 
 def test_a_drain_is_taken_back_while_its_server_is_being_replaced(
