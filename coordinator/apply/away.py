@@ -6,7 +6,9 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
 
 - R1: the machine has been away for ``replace_after``, by Ray's nodes. How long a server was silent
   says nothing of its machine. Time in which nobody looked does not count.
-- R2: a server that the masters hear, or whose UUID they do not know, is not replaced.
+- R2: a server that the masters hear is not replaced, nor one whose UUID they do not know. One that
+  they have not heard since all masters were started again has the UUID that the catalog names. An
+  operator's mark alone does not count: it may be of an earlier server of the name.
 - R3 to R6: nothing needs its disk; see `stelae.coordinator.apply.replaces`, which has these rules.
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
   first, wherever it was left: its data was given up before.
@@ -24,7 +26,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stelae.coordinator.apply.replaces import Kept, kind_of, known_as, who_needs_disk
+from stelae.coordinator.apply.replaces import (
+    Kept,
+    is_unknown,
+    kind_of,
+    known_as,
+    who_needs_disk,
+)
 from stelae.core.records.records import ServerKind
 
 START_LIMIT_S = 90.0
@@ -143,9 +151,12 @@ def _is_half(look: Look, name: str) -> bool:
 def _carried_on(look: Look, name: str) -> Verdict:
     machine = look.placed.get(name, "")
     # A step that was killed may have fenced only some of its UUIDs.
-    uuids = tuple(
-        str(each["uuid"]) for each in known_as(look.status, name) if each["state"] != "live"
-    )
+    silent = [each for each in known_as(look.status, name) if each["state"] != "live"]
+    unheard = _unheard(look, name)
+    # The catalog may name a successor that served before all masters were started again.
+    if _why_not(look, name, unheard):
+        unheard = []
+    uuids = _uuids_of([*silent, *unheard])
     if machine in look.away_s:
         return Verdict(name, Next.MOVE, f"machine {machine} is away, and it is fenced", uuids)
     starting_s = look.starting_s.get(name, 0.0)
@@ -166,29 +177,40 @@ def _judged(look: Look, name: str, half: Sequence[str]) -> Verdict:
         return Verdict(name, Next.WAIT, why, in_s=left_s)
     if half:
         return Verdict(name, Next.WAIT, f"{half[0]} goes first")
-    known = known_as(look.status, name)
+    known = [*known_as(look.status, name), *_unheard(look, name)]
     why = _why_not(look, name, known)
     if why:
         return Verdict(name, Next.WAIT, why)
-    uuids = tuple(str(each["uuid"]) for each in known)
-    return Verdict(name, Next.MOVE, f"machine {look.placed[name]} stays away", uuids)
+    away = f"machine {look.placed[name]} stays away"
+    return Verdict(name, Next.MOVE, away, _uuids_of(known))
 
 
 def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
     """Why a server that is not fenced yet may not be; empty: it may."""
     if look.status.get("heard_all") is not True:
         return "the leader master has just begun to hear the servers"
-    if any(each["state"] == "live" for each in known):
+    if any(each.get("state") == "live" for each in known):
         return "the masters still hear it"
     if not known:
         return "the masters know no UUID of it, and it takes one to fence it"
+    if is_unknown(look.status, _uuids_of(known)):
+        named = ", ".join(_uuids_of(known))
+        return f"only an operator's mark names a UUID of it ({named}), maybe of an earlier server"
     if any(each.get("maintenance") for each in known):
         return "it is in maintenance"
     if any(e.get("retiring") or e.get("status") == "decommissioned" for e in known):
         return "it is to leave"
-    uuids = {str(each["uuid"]) for each in known}
     kept = Kept(look.copies, look.store_moves, look.has_lone_blobs)
-    return who_needs_disk(kind_of(name), uuids, look.status, kept, _uuids_away(look))
+    return who_needs_disk(kind_of(name), _uuids_of(known), look.status, kept, _uuids_away(look))
+
+
+def _unheard(look: Look, name: str) -> list[Mapping[str, Any]]:
+    """Those of a name that the catalog has, and that the leader master has never heard."""
+    return [each for each in look.status.get("servers_not_heard", ()) if each["id"] == name]
+
+
+def _uuids_of(known: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(str(each["uuid"]) for each in known)
 
 
 def _uuids_away(look: Look) -> set[str]:

@@ -17,6 +17,7 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Liveness
 from stelae.core.ids import ServerUuid
 from stelae.core.records.records import ServerKind
+from stelae.core.records.timelines import SafekeeperStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,20 @@ def never_heard_servers(catalog: Catalog, liveness: Liveness) -> list[NamedServe
 
 
 def describe_never_heard(catalog: Catalog, liveness: Liveness) -> list[dict[str, Any]]:
-    """Return the same servers as the status document has them."""
+    """Return the same servers as the status document has them, with what operators said of each."""
+    leaving = {
+        each.uuid
+        for each in catalog.timelines.safekeepers.values()
+        if each.status is SafekeeperStatus.DECOMMISSIONED
+    }
     return [
         {
             "kind": each.kind.value,
             "id": each.name,
             "uuid": each.uuid,
             "marked_only": each.is_marked_only,
+            "maintenance": catalog.mark(each.uuid).maintenance,
+            "retiring": catalog.mark(each.uuid).retiring or each.uuid in leaving,
         }
         for each in never_heard_servers(catalog, liveness)
     ]

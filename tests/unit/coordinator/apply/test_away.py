@@ -183,6 +183,63 @@ def test_a_server_is_moved_only_if_it_is_known_whom_to_fence() -> None:
     assert "the masters know no UUID of it" in verdict.why
 
 
+def unheard(look: Look, name: str, *uuids: str, **more: Any) -> Look:
+    """All masters were started again since they heard it; the catalog names these UUIDs."""
+    left = [each for each in look.status["servers"] if each["id"] != name]
+    entry = {"id": name, "marked_only": False, "maintenance": False, "retiring": False, **more}
+    found = [*look.status.get("servers_not_heard", ()), *({**entry, "uuid": u} for u in uuids)]
+    return with_status(look, servers=left, servers_not_heard=found)
+
+
+@pytest.mark.parametrize("kind", ["backup", "safekeeper", "tserver"])
+def test_one_that_only_the_catalog_names_is_fenced_by_that(kind: str) -> None:
+    """All masters may have been started again since the machine went away. R2."""
+    look = unheard(looked(tablet(), kinds=(kind,)), f"{kind}-3", "old", "older")
+    verdict = only(look)
+    assert (verdict.next, verdict.uuids) == (Next.MOVE, ("old", "older"))
+    assert "just begun" in only(with_status(look, heard_all=False)).why
+    both = looked(tablet(), kinds=(kind,))
+    both = with_status(unheard(both, f"{kind}-3", "old"), servers=both.status["servers"])
+    assert only(both).uuids == (f"{kind}3", "old")
+    assert only(changed(both, f"{kind}-3", state="live")).why == "the masters still hear it"
+
+
+def test_what_needs_the_disk_of_one_that_only_the_catalog_names_is_judged_as_of_any_other() -> None:
+    """R4 to R6; and what operators said of it counts."""
+    timeline = {"sk_set": [1, 3], "new_sk_set": None}
+    look = looked(tablet(timeline=timeline), kinds=("safekeeper",))
+    assert "no live majority of safekeepers" in only(unheard(look, "safekeeper-3", "old")).why
+    look = looked(tablet(replicas=voters(True, False, True)), kinds=("tserver",))
+    assert "no live majority of replicas" in only(unheard(look, "tserver-3", "tserver3")).why
+    look = looked(tablet(loaded=0.5), kinds=("backup",))
+    assert "still loaded" in only(unheard(look, "backup-3", "old")).why
+    look = looked(kinds=("backup",))
+    assert only(unheard(look, "backup-3", "old", maintenance=True)).why == "it is in maintenance"
+    assert only(unheard(look, "backup-3", "old", retiring=True)).why == "it is to leave"
+
+
+def test_a_mark_alone_does_not_say_whom_to_fence() -> None:
+    """It may be of an earlier server of the name. With another UUID that the catalog has, or that
+    was heard, it is fenced along. R2."""
+    look = unheard(looked(kinds=("backup",)), "backup-3", "old", marked_only=True)
+    verdict = only(look)
+    assert verdict.next is Next.WAIT
+    assert "only an operator's mark names a UUID of it (old)" in verdict.why
+    assert only(unheard(look, "backup-3", "present")).uuids == ("old", "present")
+
+
+def test_what_a_killed_step_left_is_fenced_also_if_only_the_catalog_names_it() -> None:
+    """But not what may be the successor: that may have served before all masters were started
+    again, and have what nothing else has."""
+    look = half(looked(tablet(), kinds=("backup",)), "backup-3")
+    assert only(unheard(look, "backup-3", "old")).uuids == ("old",)
+    marked = unheard(look, "backup-3", "old", marked_only=True)
+    assert (only(marked).next, only(marked).uuids) == (Next.MOVE, ())
+    needed = half(looked(tablet(loaded=0.5), kinds=("backup",)), "backup-3")
+    needed = unheard(needed, "backup-3", "successor")
+    assert (only(needed).next, only(needed).uuids) == (Next.MOVE, ())
+
+
 def test_all_silent_uuids_of_the_name_are_fenced() -> None:
     """A server that lost its disk once is known by two, until the masters start again."""
     look = looked(kinds=("backup",))

@@ -29,7 +29,7 @@ from stelae.core.records.records import (
     TabletState,
 )
 from stelae.core.records.replication import Configuration, Peer
-from stelae.core.records.timelines import SafekeeperId
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.runtime import ProcessIdentity
 
 OLD, NEW = ServerUuid("old"), ServerUuid("new")
@@ -168,9 +168,23 @@ def test_a_server_that_was_heard_is_not_among_those_that_the_catalog_alone_names
     world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", kind=ServerKind.TSERVER),)))
     found = never_heard_servers(world.catalog, world.liveness)
     assert [(each.uuid, each.is_marked_only) for each in found] == [(OLD, True)]
-    assert describe_never_heard(world.catalog, world.liveness)[0]["marked_only"] is True
+    (told,) = describe_never_heard(world.catalog, world.liveness)
+    assert (told["marked_only"], told["maintenance"], told["retiring"]) == (True, False, False)
     world.beat(OLD)
     assert never_heard_servers(world.catalog, world.liveness) == []
+
+
+def test_what_operators_said_of_a_server_that_was_never_heard_is_told() -> None:
+    """By its mark, and of a safekeeper by the register: nobody replaces it then."""
+    world = World()
+    mark = ServerMark(OLD, "tserver-1", maintenance=True, retiring=True, kind=ServerKind.TSERVER)
+    world.put(CatalogBatch(marks=(mark,)))
+    status = SafekeeperStatus.DECOMMISSIONED
+    record = SafekeeperRecord(SafekeeperId(1), NEW, "safekeeper-1", "m", status=status)
+    world.catalog.timelines.safekeepers[record.safekeeper_id] = record
+    found = describe_never_heard(world.catalog, world.liveness)
+    told = [(each["id"], each["maintenance"], each["retiring"]) for each in found]
+    assert told == [("safekeeper-1", False, True), ("tserver-1", True, True)]
 
 
 def test_a_fence_may_be_asked_for_again() -> None:
