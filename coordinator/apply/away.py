@@ -11,7 +11,8 @@ it had from what they have elsewhere. So its former disk is given up, by a fence
   operator's mark alone does not count: it may be of an earlier server of the name.
 - R3 to R6: nothing needs its disk; see `stelae.coordinator.apply.replaces`, which has these rules.
 - R7: one server at a time. One whose fence stands and whose successor was never heard is carried on
-  first, wherever it was left: its data was given up before.
+  first, wherever it was left: its data was given up before. A fence by an operator's mark alone
+  gave up nothing for sure (R2). It is carried on where its machine is, and keeps nobody waiting.
 - R8: a server that is in maintenance or leaves is left alone. Masters are replaced by operators.
 - R9: what is on any machine that is away counts for nothing. The masters notice the servers of a
   machine one after the other, and call some of them live for a while longer.
@@ -115,7 +116,8 @@ def replacements(look: Look) -> list[Verdict]:
     away = [name for name in look.wanted if look.placed.get(name) in look.away_s]
     if look.replace_after_s is None:
         away = []
-    found += [_judged(look, name, half) for name in _ordered(away) if name not in half]
+    first_of_all = [name for name in half if not _why_stuck(look, name)]
+    found += [_judged(look, name, first_of_all) for name in _ordered(away) if name not in half]
     # Those behind it may have what they need.
     found = [
         Verdict(each.name, Next.WAIT, look.paused[each.name, each.next])
@@ -148,7 +150,27 @@ def _is_half(look: Look, name: str) -> bool:
     )
 
 
+def _why_stuck(look: Look, name: str) -> str:
+    """Why a server that is half replaced is not moved; empty: it may be, if that is due.
+
+    Its process may be another's than that of the fence, and come back next to a new one. A start on
+    its own machine sees that it has ended.
+    """
+    half = [each for each in look.status.get("replaced", ()) if each["id"] == name]
+    uuids = [str(each["uuid"]) for each in half if not each["successor"]]
+    machine = look.placed.get(name, "")
+    is_due = machine in look.away_s or look.starting_s.get(name, 0.0) >= START_LIMIT_S
+    if not is_due or not is_unknown(look.status, uuids):
+        return ""
+    return (
+        f"it stays on machine {machine}: only an operator's mark named the UUID that is fenced "
+        f"({', '.join(uuids)}), maybe of an earlier server"
+    )
+
+
 def _carried_on(look: Look, name: str) -> Verdict:
+    if why := _why_stuck(look, name):
+        return Verdict(name, Next.WAIT, why)
     machine = look.placed.get(name, "")
     # A step that was killed may have fenced only some of its UUIDs.
     silent = [each for each in known_as(look.status, name) if each["state"] != "live"]

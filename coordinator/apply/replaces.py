@@ -235,9 +235,11 @@ def not_heard(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def is_unknown(status: Mapping[str, Any], former: Collection[str]) -> bool:
     """Return whether the UUID of the present server may be none of ``former``: there are none, or
-    nobody has heard them and operators' marks alone name them. R10."""
-    marked = {each["uuid"] for each in not_heard(status) if each.get("marked_only")}
-    return marked.issuperset(former)
+    nobody has heard them and operators' marks alone name them. Fenced ones say how it was before
+    the fence, until their successor is heard. R10."""
+    fenced = [each for each in status.get("replaced", ()) if not each["successor"]]
+    named = [*not_heard(status), *fenced]
+    return {each["uuid"] for each in named if each.get("marked_only")}.issuperset(former)
 
 
 def former_of(status: Mapping[str, Any], name: str, server: str) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ another UUID. Rules:
 - R3: a fence is never taken back: what the former server has on its disk may be stale from then on.
 - R4: a fenced server is nobody's successor. One that was cut off may be heard after its own
   successor was fenced, too.
+- R5: the entry says whether only an operator's mark named the server. After it nobody can tell, as
+  the registers forget a fenced server by and by.
 
 Decisions §69.
 """
@@ -45,6 +47,7 @@ def draft_replace(
         kind, name = seen.server.kind, seen.server.name
     elif known is not None:  # nobody has heard it since all masters were started anew
         kind, name = known.kind, known.name
+        mark = msgspec.structs.replace(mark, marked_only=known.is_marked_only)  # R5
     else:
         raise InvalidArgument(f"no server with the UUID {order.uuid} is known")
     # R2: Ray may have lost a machine that the masters still hear.

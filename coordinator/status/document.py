@@ -97,6 +97,7 @@ def status_document(inputs: StatusInputs) -> bytes:
                 "uuid": mark.uuid,
                 "successor": mark.successor,
                 "goes_on": mark.replacing,
+                "marked_only": mark.marked_only,
             }
             for mark in inputs.catalog.marks.values()
             if mark.replaced

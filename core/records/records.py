@@ -172,6 +172,9 @@ class ServerMark(msgspec.Struct, frozen=True):
     """UUID of the server that has its name now; empty: that was not heard yet."""
     replacing: bool = False
     """An operator has replaced it, and the cluster is not known to be whole again since."""
+    marked_only: bool = False
+    """Of a fence: nothing but this mark named the server, so it may be an earlier one of its name.
+    The one of today may have another UUID, and no fence."""
 
 
 class Copysets(msgspec.Struct, frozen=True):

@@ -126,8 +126,9 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                 def take_turn() -> None:
                     with database.turn("server replace b-1", "token ci"):
                         assert told == [True]
-                        with pytest.raises(AlreadyRunning), opened_by_command() as another:
-                            with another.turn("server stop b-2"):
+                        with opened_by_command() as another:
+                            refused = another.turn("server stop b-2")
+                            with pytest.raises(AlreadyRunning), refused:
                                 pass
                         waits = database.turn("apply", tries_again=True)
                         with pytest.raises(AlreadyRunning), waits:
@@ -138,9 +139,12 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
                     take_turn()
                 assert told == [True, False]
                 database.note_call("down")
-            with called_by(Door.APPLIER, "by token ci"), opened() as database:
-                with database.turn("apply", "token ci"):
-                    database.create_table("asked", SCHEMA, key="id")
+            with (
+                called_by(Door.APPLIER, "by token ci"),
+                opened() as database,
+                database.turn("apply", "token ci"),
+            ):
+                database.create_table("asked", SCHEMA, key="id")
             code, out = run(capsys, "table", "drop", "flights", "--yes")
             assert code == 0, out
             code, out = run(capsys, "audit", "--json")

@@ -174,7 +174,8 @@ class Cluster:
         self._step(f"fences {uuid}" if goes_on else f"notes {uuid}")
         name = self.fences[uuid]["id"] if uuid in self.fences else self._name_of(uuid)
         assert uuid in self.fences or name not in self.live, "the masters refuse that"
-        before = self.fences.get(uuid, {"id": name, "uuid": uuid, "successor": ""})
+        before = {"id": name, "uuid": uuid, "successor": "", "marked_only": self.marked_only}
+        before = self.fences.get(uuid, before)
         self.fences[uuid] = {**before, "goes_on": goes_on}
 
     def _name_of(self, uuid: str) -> str:
@@ -509,7 +510,7 @@ def test_nobody_is_told_to_replace_the_new_one_of_a_server_that_nobody_knew(
     assert "goes on" not in str(caught.value)
 
 
-@pytest.mark.parametrize("step", ["tserver-2 ends", "tserver-2 aside", "tserver-2 starts"])
+@pytest.mark.parametrize("step", ["tserver-2 ends", "tserver-2 aside"])
 def test_that_goes_on_wherever_it_was_left(cluster: Cluster, step: str) -> None:
     """Nothing of it is written down: what is done again changes nothing."""
     cluster.forget("tserver-2")
@@ -716,6 +717,27 @@ def test_one_that_nobody_knows_needs_its_machine(
         cluster.replace("tserver-2", elsewhere=True)
     assert not [each for each in cluster.steps if "starts" in each or "aside" in each]
     assert not cluster.fences
+
+
+@pytest.mark.parametrize("dies", ["tserver-2 ends", "tserver-2 aside", "tserver-2 starts"])
+def test_one_that_a_mark_alone_names_needs_its_machine_also_when_it_goes_on(
+    cluster: Cluster, places: dict[str, str], dies: str
+) -> None:
+    """The command ended between the fence and the end of its process: the fence says that it may be
+    of an earlier server. Once the machine is back it is carried on."""
+    cluster.forget("tserver-2")
+    cluster.named, cluster.marked_only = ["tserver-2"], True
+    cluster.dies_before = dies
+    with pytest.raises(Killed):
+        cluster.replace("tserver-2", elsewhere=True)
+    assert cluster.fences
+    cluster.actors.pop("tserver-2", None)
+    machine = places.pop("m2")
+    with pytest.raises(InvalidArgument, match="no UUID of tserver-2 to fence it by"):
+        cluster.replace("tserver-2", elsewhere=True)
+    assert "tserver-2" not in cluster.actors
+    places["m2"] = machine
+    assert cluster.replace("tserver-2", elsewhere=True).uuid == "new-tserver-2"
 
 
 @pytest.mark.parametrize("name", ["master-2", "tserver-2"])

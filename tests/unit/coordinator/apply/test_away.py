@@ -92,10 +92,10 @@ def changed(look: Look, name: str, **more: Any) -> Look:
     return with_status(look, servers=servers)
 
 
-def half(look: Look, name: str, successor: str = "") -> Look:
+def half(look: Look, name: str, successor: str = "", *, marked_only: bool = False) -> Look:
     """Its former UUID is fenced, and the status has it no more."""
     left = [each for each in look.status["servers"] if each["id"] != name]
-    fence = {"id": name, "uuid": "former", "successor": successor}
+    fence = {"id": name, "uuid": "former", "successor": successor, "marked_only": marked_only}
     return with_status(look, servers=left, replaced=[fence])
 
 
@@ -238,6 +238,24 @@ def test_what_a_killed_step_left_is_fenced_also_if_only_the_catalog_names_it() -
     needed = half(looked(tablet(loaded=0.5), kinds=("backup",)), "backup-3")
     needed = unheard(needed, "backup-3", "successor")
     assert (only(needed).next, only(needed).uuids) == (Next.MOVE, ())
+
+
+def test_a_fence_by_a_mark_alone_is_carried_on_only_where_the_server_was() -> None:
+    """There its process is seen to have ended. It has given up nothing for sure, so others do not
+    wait for it. R7."""
+    look = half(looked(kinds=("backup", "tserver")), "backup-3", marked_only=True)
+    found = replacements(look)
+    assert [(e.name, e.next) for e in found] == [
+        ("backup-3", Next.WAIT),
+        ("tserver-3", Next.MOVE),
+    ]
+    assert "it stays on machine c" in found[0].why
+    here = replace(look, away_s={}, there=())
+    assert next_of(here) == {"backup-3": Next.START}
+    late = replace(here, starting_s={"backup-3": START_LIMIT_S})
+    assert next_of(late) == {"backup-3": Next.WAIT}
+    heard = half(looked(kinds=("backup", "tserver")), "backup-3", "new", marked_only=True)
+    assert next_of(heard)["tserver-3"] is Next.MOVE
 
 
 def test_all_silent_uuids_of_the_name_are_fenced() -> None:

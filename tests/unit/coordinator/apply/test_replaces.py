@@ -344,6 +344,10 @@ def test_a_mark_alone_does_not_say_which_server_is_replaced() -> None:
     assert not is_unknown(status, ("heard", "old"))
     earlier = {each: member[each] for each in ("kind", "id", "uuid")}
     assert not is_unknown({"servers_not_heard": [earlier]}, ("member",)), "an earlier version's"
+    fence = {"uuid": "old", "successor": "", "marked_only": True}
+    assert is_unknown({"replaced": [fence]}, ("old",)), "a replacement that was interrupted"
+    assert not is_unknown({"replaced": [{**fence, "marked_only": False}]}, ("old",))
+    assert not is_unknown({"replaced": [{**fence, "successor": "new"}]}, ("old",))
 
 
 def test_one_that_nobody_knows_is_ended_and_then_started_without_a_fence() -> None:

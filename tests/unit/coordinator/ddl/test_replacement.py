@@ -159,6 +159,7 @@ def test_a_server_that_only_the_catalog_names_is_fenced(kind: ServerKind) -> Non
     world.put(world.replace())
     mark = catalog.mark(OLD)
     assert (mark.name, mark.kind, mark.replaced) == (name, kind, True)
+    assert not mark.marked_only
     assert never_heard_servers(catalog, world.liveness) == []
 
 
@@ -172,6 +173,19 @@ def test_a_server_that_was_heard_is_not_among_those_that_the_catalog_alone_names
     assert (told["marked_only"], told["maintenance"], told["retiring"]) == (True, False, False)
     world.beat(OLD)
     assert never_heard_servers(world.catalog, world.liveness) == []
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_fence_says_whether_only_a_mark_named_the_server(*, is_heard: bool) -> None:
+    """Whoever carries a replacement on cannot see that any more. R5."""
+    world = World()
+    world.put(CatalogBatch(marks=(ServerMark(OLD, "tserver-1", kind=ServerKind.TSERVER),)))
+    if is_heard:
+        world.beat(OLD)
+    world.now += 10.0
+    world.put(world.replace())
+    assert world.catalog.mark(OLD).replaced
+    assert world.catalog.mark(OLD).marked_only is not is_heard
 
 
 def test_what_operators_said_of_a_server_that_was_never_heard_is_told() -> None:
