@@ -65,7 +65,7 @@ _CUT_OFF = re.compile(rf"(:(?:\\?/){{2}}){_IN_TEXT}\\?$")
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One call."""
+    """One call. Times are the log's to tell."""
 
     token: str
     role: str
@@ -73,17 +73,19 @@ class AuditEntry:
     path: str
     query: str
     client: str
-    gateway: str = ""
+    gateway: str
+    began: float
+    """Monotonic seconds."""
+    began_at: float
+    """Seconds since 1970."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     request_id: str = field(default_factory=request_id)
-    began: float = field(default_factory=time.monotonic)
-    began_at: str = field(default_factory=lambda: _now())
 
-    def document(self, stage: str, **more: Any) -> dict[str, Any]:
-        """One line."""
+    def document(self, stage: str, at: float, **more: Any) -> dict[str, Any]:
+        """One line. ``at``: when it is written, in seconds since 1970."""
         return {
-            "at": _now(),
-            "began": self.began_at,
+            "at": _shown_time(at),
+            "began": _shown_time(self.began_at),
             "stage": stage,
             "id": self.id,
             "request_id": self.request_id,
@@ -118,11 +120,13 @@ class AuditLog:
         folder: str | os.PathLike[str] | None = None,
         gateway: str = "",
         monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """``gateway``: the name of this replica, for its lines."""
+        """``gateway``: the name of this replica, for its lines. ``monotonic``: seconds by which
+        durations are counted; ``now``: seconds since 1970, which lines show."""
         self.folder = None if folder is None else Path(folder)
         self.gateway = gateway
-        self._monotonic = monotonic
+        self._monotonic, self._now = monotonic, now
         self._bad_tokens: dict[str, _Refused] = {}
         """By source; at most `MAX_SOURCES` and `OTHERS`."""
         self._not_permitted: dict[str, _Refused] = {}
@@ -137,16 +141,16 @@ class AuditLog:
         """
         entry = self._entry(scope, token, role)
         try:
-            self._write(entry.document("begun"), sync=False)
+            self._write(entry.document("begun", entry.began_at), sync=False)
         except OSError as error:
             raise RetryLater(f"the audit log cannot be written: {error.strerror}") from error
         return entry
 
     async def end(self, entry: AuditEntry, status: int, body: bytes) -> None:
         """It is about to be answered."""
-        duration_s = round(time.monotonic() - entry.began, 4)
-        shown = shown_body(body)
-        document = entry.document("answered", status=status, duration_s=duration_s, body=shown)
+        duration_s = round(self._monotonic() - entry.began, 4)
+        more = {"status": status, "duration_s": duration_s, "body": shown_body(body)}
+        document = entry.document("answered", self._now(), **more)
         if self.folder is None:
             self._write(document, sync=False)
         else:
@@ -196,9 +200,8 @@ class AuditLog:
                     del counted[name]
 
     def _write_refused(self, refused: _Refused, calls: int) -> None:
-        document = refused.entry.document(
-            "refused", status=refused.status, calls=calls, body=refused.why
-        )
+        more = {"status": refused.status, "calls": calls, "body": refused.why}
+        document = refused.entry.document("refused", self._now(), **more)
         try:
             self._write(document, sync=False)
         except OSError as error:
@@ -215,6 +218,8 @@ class AuditLog:
             scope.get("query_string", b"")[:chars].decode("ascii", "replace"),
             str(client[0]),
             self.gateway,
+            self._monotonic(),
+            self._now(),
         )
 
     def _write(self, document: dict[str, Any], *, sync: bool) -> None:
@@ -225,8 +230,8 @@ class AuditLog:
             _append(self.folder / FILE, line + b"\n", sync=sync)
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+def _shown_time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).isoformat(timespec="microseconds")
 
 
 def shown_body(body: bytes) -> str:

@@ -25,7 +25,7 @@ from stelae.database.callers import Door, called_by
 from stelae.database.origins import ClusterOrigin
 from stelae.recovery.spark_link import ClusterLink
 from stelae.serve.gateway.audit import AuditLog
-from tests.cluster_fixture import CLUSTER, SECRET, local_cluster
+from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
 from tests.front.test_audit_table import all_of, call, copier_of
 from tests.front.test_cli_operators import database_of, run
 
@@ -171,6 +171,23 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
             assert "cli delete_table flights" in out
 
         await asyncio.to_thread(story)
+
+
+async def test_a_cluster_that_was_taken_down_tells_of_it_once_it_is_up_again(
+    tmp_path: Path,
+) -> None:
+    """The row is on disks before the command ends the first server."""
+
+    def down(cluster: LocalCluster) -> None:
+        link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
+        with as_command(), Database.open(ClusterOrigin(link), CLUSTER) as database:
+            database.note_call("down")
+
+    async with local_cluster(tmp_path, tservers=1, backups=2) as cluster:
+        await asyncio.to_thread(down, cluster)
+    async with local_cluster(tmp_path, tservers=1, backups=2) as cluster:
+        (found,) = await cluster.database.audit(path="down", timeout=30.0)
+        assert (found["method"], found["path"], found["outcome"]) == ("cli", "down", "done")
 
 
 def test_the_words_of_a_command_are_told_from_its_arguments() -> None:

@@ -84,6 +84,23 @@ def noted(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "http.jsonl").read_text().splitlines()]
 
 
+async def test_times_in_lines_are_by_the_clock_of_the_log(tmp_path: Path) -> None:
+    """When a call began and when its line was written; a duration is by a clock that never goes
+    back."""
+    at, monotonic_s = 1.0, 50.0
+    log = AuditLog(tmp_path, monotonic=lambda: monotonic_s, now=lambda: at)
+    entry = log.begin(SCOPE, "ci", "admin")
+    at, monotonic_s = 0.5, 52.0
+    await log.end(entry, 200, b"{}")
+    log.refused(SCOPE, "bad token")
+    began, early = "1970-01-01T00:00:01.000000+00:00", "1970-01-01T00:00:00.500000+00:00"
+    times = [(line["stage"], line["began"], line["at"]) for line in noted(tmp_path)]
+    assert times == [
+        ("begun", began, began), ("answered", began, early), ("refused", early, early)
+    ]  # fmt: skip
+    assert noted(tmp_path)[1]["duration_s"] == 2.0
+
+
 def test_refused_tokens_are_counted_by_source_once_a_minute(tmp_path: Path) -> None:
     """The first of each source at once, the others in the source's next line; beyond so many
     sources all together. So callers without a token cannot fill the files."""
