@@ -45,6 +45,9 @@ class SegmentReplica:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     posted: object | None = None
     """Of an append whose answer is awaited without a task: what tells it from any other."""
+    under_way: asyncio.Timeout | None = None
+    """Of a call that the replica's task waits for: what ends the wait once its backup is given
+    up."""
     goes_alone: bool = False
     """What it lacks is to be sent by itself, by the replica's task."""
     failure: StelaeError | None = None

@@ -11,6 +11,8 @@ Invariants:
   epoch, if it was ever raised, stands in the catalog (`epoch_registered`).
 - A replacement gets no certificate before it has all bytes: half a copy never passes for a log.
 - What a replica has received counts from its certificate on: a recovery reads nothing past that.
+- A replica that is made again elsewhere does not wait for its former backup: a machine that is gone
+  answers nothing, and each of its calls would hold the log's writers for a timeout.
 
 Source: seed RAMCloud master recovery, "Master Soft State"; SOSP 2011 paper, section 3.
 """
@@ -236,8 +238,18 @@ class ReplicatedSegment(ReplicaViews):
         replica.troubled_since = None
         replica.length, replica.certified, replica.epoch = 0, 0, -1
         replica.closed = replica.sealed = replica.created = False
+        self._forget_calls(replica)
         self.wake()
         self._context.progressed()
+
+    def _forget_calls(self, replica: SegmentReplica) -> None:
+        """Wait no longer for the replica's former backup, which may be gone without an answer."""
+        replica.posted, replica.goes_alone = None, False
+        if not isinstance(replica.failure, LogFenced):
+            replica.failure = None
+        under_way, replica.under_way = replica.under_way, None
+        if under_way is not None:
+            under_way.reschedule(asyncio.get_running_loop().time())
 
     def _put(self, replica: SegmentReplica, backup: ServerUuid | None) -> None:
         """Its place is there from now on, or nowhere."""
@@ -310,10 +322,20 @@ class ReplicatedSegment(ReplicaViews):
             return True
         if self._post(replica, target):
             return True
+        under_way = asyncio.timeout(None)
         try:
-            await step(replica, target)
+            async with under_way:
+                replica.under_way = under_way
+                try:
+                    await step(replica, target)
+                finally:
+                    replica.under_way = None
         except StelaeError as error:
             return await self._failed(replica, error)
+        except TimeoutError:
+            if not under_way.expired():
+                raise
+            return True  # its backup was given up meanwhile
         replica.troubled_since = None
         context.traffic.avoided.answered(target.uuid)
         context.progressed()
@@ -407,9 +429,10 @@ class ReplicatedSegment(ReplicaViews):
         replica.posted = posted = object()
 
         def done(told: Told) -> None:
-            if replica.posted is not posted:
-                return
-            replica.posted = None
+            if replica.posted is posted:
+                replica.posted = None
+            elif not isinstance(told, LogFenced):
+                return  # the backup was given up meanwhile, or the replica's task has ended
             if told is None:
                 self._written(replica, target, request, end)
                 context.traffic.avoided.answered(target.uuid)

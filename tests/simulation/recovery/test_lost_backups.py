@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stelae.core.schema.durability import Durability, segments, wal
+from stelae.simulation import Options, Servers, World
 from tests.simulation.backups.media_cluster import CALL_S, MediaFixture, tell
 from tests.simulation.wal.wal_cluster import SCHEMA, read_all, text, write
 
@@ -201,3 +202,44 @@ def test_segments_that_have_nowhere_to_go_hold_up_no_others() -> None:
         assert lacks(1, stuck_id) > 8
 
     tell(story, rereplication_bytes_per_s=8000)
+
+
+@pytest.mark.parametrize(
+    ("seed", "dead_after_s", "most_s"), [(2, 2.0, 3.0), (9, 2.0, 3.0), (3, 1.0, 1.8)]
+)
+def test_writers_wait_for_a_backup_of_a_lost_machine_until_masters_give_it_up(
+    seed: int, dead_after_s: float, most_s: float
+) -> None:
+    """Nothing comes of the machine, not even an error. What was sent to it is not waited for once
+    its replica is made again elsewhere: each call would hold the writers for its whole timeout."""
+    options = Options(
+        servers=Servers(tservers=2, backups=4), unnoticed_end_rate=1.0, one_machine=False
+    )
+    world = World(seed, options)
+
+    async def story() -> None:
+        here = MediaFixture(
+            *(world,), append_timeout_s=2.0, call_timeout_s=5.0, dead_after_s=dead_after_s
+        )
+        await here.start()
+        table = await here.create(segments("disk", "disk"))
+        longest_s, goes_on = 0.0, True
+
+        async def write_on(first: int) -> None:
+            nonlocal longest_s
+            while goes_on:
+                began = world.loop.time()
+                rows = [{"id": first + n, "text": text(n)} for n in range(4)]
+                await table.upsert(rows, timeout=CALL_S)
+                longest_s = max(longest_s, world.loop.time() - began)
+                await asyncio.sleep(0.04)
+
+        writers = [asyncio.create_task(write_on(first)) for first in (0, 100)]
+        await asyncio.sleep(1.0 + world.rng("strike").random())
+        world.crash(here.holders()[-1][0], restart=False)
+        await asyncio.sleep(6.0)
+        goes_on = False
+        await asyncio.gather(*writers)
+        assert longest_s < most_s
+
+    world.run(story(), limit_s=300.0)
