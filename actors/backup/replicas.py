@@ -17,7 +17,7 @@ import msgspec
 
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.backups import Certified, ReplicaState, WriteReplica
+from stelae.core.messages.backups import ANY_EPOCH, Certified, ReplicaState, WriteReplica
 from stelae.core.records.losses import SegmentFacts
 from stelae.core.rpc import Blob
 from stelae.storage.entries.entry import (
@@ -118,6 +118,12 @@ class Replica:
     def where(self) -> str:
         """How errors name it."""
         return f"segment {segment_name(self.segment_id)} of tablet {self.tablet_id}"
+
+
+def is_up_to(replica: Replica, epoch: int) -> bool:
+    """Whether a replica is of this epoch or a lower one. Without a certificate it has none yet: it
+    is being made now."""
+    return epoch == ANY_EPOCH or (replica.wanted is not None and replica.wanted.epoch <= epoch)
 
 
 # ---- certificates ---------------------------------------------------------------------------

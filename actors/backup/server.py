@@ -23,7 +23,7 @@ from stelae.actors.backup.frames import TABLET_ID_BYTES_MAX, MediumSpec, frame_b
 from stelae.actors.backup.holdings import REPLY_BYTES_MAX, Holdings
 from stelae.actors.backup.media import Medium, MemoryMedium
 from stelae.actors.backup.replica_writes import ReplicaWrites
-from stelae.actors.backup.replicas import blob_size
+from stelae.actors.backup.replicas import blob_size, is_up_to
 from stelae.actors.backup.served import ServedRows
 from stelae.actors.backup.served_columns import ServedColumns
 from stelae.actors.backup.served_picks import ServedPicks
@@ -35,6 +35,7 @@ from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.backup_loads import MediumLoad, is_low, rounded_rate, whole_segments
 from stelae.core.messages.backups import (
+    ANY_EPOCH,
     DROP_LOGS,
     FENCE_LOGS,
     FREE_REPLICAS,
@@ -218,11 +219,14 @@ class Backup:
         # First: a crash in between must not leave a head freed that may be opened again.
         if request.heads_from and not await self._fences.close_heads(log, request.heads_from):
             self._runtime.metrics.count("backup_heads_not_noted")
-        for segment_id in request.segments:
+        epochs = request.epochs or (ANY_EPOCH,) * len(request.segments)
+        if len(epochs) != len(request.segments):
+            raise InvalidArgument("an epoch is needed for each segment, or for none")
+        for segment_id, epoch in zip(request.segments, epochs, strict=True):
             async with self._holdings.lock(log, segment_id):
                 self._fences.check(log, request.term)
                 replica = self._holdings.find(log, segment_id)
-                if replica is not None:
+                if replica is not None and is_up_to(replica, epoch):
                     self._holdings.forget(replica)
         self._fences.observe(log, request.term)
         return EMPTY

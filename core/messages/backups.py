@@ -6,6 +6,7 @@ The last of them are asked while a tablet serves and its rows are still being br
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Any
 
 from stelae.core.ids import TabletId
@@ -158,6 +159,10 @@ class ReadSummariesReply(Body, frozen=True):
     infos: tuple[ReplicaInfo, ...]
 
 
+ANY_EPOCH = sys.maxsize
+"""Higher than any epoch of a replica."""
+
+
 class FreeReplicas(Body, frozen=True):
     """Free replicas of segments; unknown ones are fine. Refused below the fence."""
 
@@ -166,6 +171,9 @@ class FreeReplicas(Body, frozen=True):
     segments: tuple[int, ...]
     heads_from: int = 0
     """Heads before this one are closed for good: a late write does not open one of them again."""
+    epochs: tuple[int, ...] = ()
+    """Highest epoch to be freed, of each of ``segments``; empty: any. A message that comes late
+    frees no replica that was made later, in a higher epoch."""
 
 
 class DropLogs(Body, frozen=True):

@@ -15,6 +15,8 @@ _HEADS = (
     "tests/simulation/tables/test_aimed_heads.py",
 )
 
+_LOST = ("tests/simulation/recovery/test_lost_backups.py",)
+
 MUTANTS = [
     *mutants_of(
         "actors/backup/fences.py",
@@ -358,6 +360,28 @@ MUTANTS = [
     ),
     *mutants_of(
         "actors/tserver/segments/segment.py",
+        _LOST,
+        [
+            ("        replica.posted, replica.goes_alone = None, False\n", ""),
+            ("        if under_way is not None:\n", "        if False:\n"),
+            ("pause_s = RETRY_PAUSE_S if self._freeing else ", "pause_s = "),
+        ],
+    ),
+    *mutants_of(
+        "actors/tserver/segments/repair.py",
+        _LOST,
+        [("                segment.freed(backup.uuid)\n", "                pass\n")],
+    ),
+    *mutants_of(
+        "actors/backup/replicas.py",
+        ("tests/unit/actors/backup/test_backup_service.py",),
+        [
+            ("replica.wanted is not None and replica.wanted.epoch <= epoch", "True"),
+            ("(replica.wanted is not None and", "(replica.wanted is None or"),
+        ],
+    ),
+    *mutants_of(
+        "actors/tserver/segments/segment.py",
         _HEADS,
         [
             (
@@ -369,7 +393,10 @@ MUTANTS = [
                 "",
             ),
             ("            certificate if is_last else None,", "            certificate,"),
-            ("            if replica.posted is not posted:\n                return\n", ""),
+            (
+                "            elif not isinstance(told, LogFenced):\n                return  #",
+                "            elif False:\n                return  #",
+            ),
             (
                 "self.may_close and self._epoch_counts and all(r.closed for r in self.replicas)",
                 "self.may_close and all(r.closed for r in self.replicas)",

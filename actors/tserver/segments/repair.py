@@ -9,6 +9,10 @@ A stray is freed only once the replicas that took its place hold all that was ac
 epoch that recoveries know: while replacements are under way it may be the only whole copy left.
 Later it is of no use to anybody: an open one is stale by its epoch, a final one is one too many.
 
+While a backup is told to free a stray its segment puts no replica there: the call could free that
+one. A head in a higher epoch waits for the answer alone, as the call names the stray's epoch. In a
+rolling restart of backups writers would else wait until enough of them are no longer avoided.
+
 Only the owner that serves a tablet runs this: before the hand-over, what looks like a stray may be
 what another owner needs.
 
@@ -34,7 +38,13 @@ from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.backups import FREE_REPLICAS, FreeReplicas, LogInventory, ReplicaState
+from stelae.core.messages.backups import (
+    ANY_EPOCH,
+    FREE_REPLICAS,
+    FreeReplicas,
+    LogInventory,
+    ReplicaState,
+)
 from stelae.core.records.records import ServerInfo
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
@@ -124,8 +134,11 @@ class ReplicaCensus:
         """Replace what is lost, free what is over; False if some of that has to wait."""
         log, is_done = self._log, True
         states = {replica.segment_id: replica.state for replica in held.replicas}
+        epochs = {replica.segment_id: replica.epoch for replica in held.replicas}
         damaged = set(held.damaged)
-        strays = []
+        strays: dict[int, int] = {}
+        """Segments, each with the highest epoch of which replicas are freed."""
+        replaced = []
         for segment in log.segments:
             mine = [r for r in segment.replicas if r.backup == backup.uuid]
             state = states.pop(segment.segment_id, None)
@@ -141,19 +154,27 @@ class ReplicaCensus:
             if not segment.stands_without_strays:
                 is_done = False
             else:
-                # Longer than the call below may be on its way: it must not free a later replica.
-                segment.avoid(backup.uuid, 2 * log.settings.call_timeout_s)
-                strays.append(segment.segment_id)
-        strays += sorted({*states, *damaged})
+                # The call below must not free a later replica.
+                segment.begin_free(backup.uuid)
+                told = epochs.get(segment.segment_id, ANY_EPOCH)
+                is_replaced = told < segment.epoch  # while it was open, so in a higher epoch
+                replaced += [segment] if is_replaced else []
+                strays[segment.segment_id] = told if is_replaced else ANY_EPOCH
+        strays |= dict.fromkeys(sorted({*states, *damaged}), ANY_EPOCH)
         if strays:
             log.runtime.metrics.count("stray_replicas_freed", len(strays))
             await log.runtime.peers.call(
                 backup.address,
                 FREE_REPLICAS,
-                FreeReplicas(log.tablet_id, log.term, tuple(strays), log.side.heads_from),
+                FreeReplicas(
+                    *(log.tablet_id, log.term, tuple(strays), log.side.heads_from),
+                    epochs=tuple(strays.values()),
+                ),
                 timeout_s=log.settings.call_timeout_s,
                 destination=backup.uuid,
             )
+            for segment in replaced:
+                segment.freed(backup.uuid)
         return is_done
 
 

@@ -81,6 +81,8 @@ class ReplicatedSegment(ReplicaViews):
         self._prologue = Certified(0, 0)
         self._certificate = Certified(0, 0)
         self._avoid: dict[ServerUuid, float] = {}
+        self._freeing: dict[ServerUuid, float] = {}
+        """Backups that are told to free a replica, and until when such a call may be under way."""
         self.remote: RemoteImage | None = None
         self.is_survivor = False
         """Not of the log yet: its parents are there."""
@@ -213,10 +215,23 @@ class ReplicatedSegment(ReplicaViews):
         until = now + max(for_s, self._context.settings.append_timeout_s)
         self._avoid[backup] = max(until, self._avoid.get(backup, until))
 
+    def begin_free(self, backup: ServerUuid) -> None:
+        """A backup is told to free a replica: put none there until `freed`, or until the call is
+        surely over."""
+        now, settings = self._context.runtime.clock.monotonic(), self._context.settings
+        self._freeing[backup] = now + 2 * settings.call_timeout_s
+
+    def freed(self, backup: ServerUuid) -> None:
+        """It has answered that call, which frees no replica of a later epoch."""
+        self._freeing.pop(backup, None)
+
     def _avoided(self) -> tuple[dict[ServerUuid, float], dict[ServerUuid, float]]:
         """Backups that this segment avoids, and that all of this server do, and until when."""
         now = self._context.runtime.clock.monotonic()
+        self._freeing = {uuid: until for uuid, until in self._freeing.items() if until > now}
         own = {uuid: until for uuid, until in self._avoid.items() if until > now}
+        for uuid, until in self._freeing.items():
+            own[uuid] = max(until, own.get(uuid, until))
         return own, self._context.traffic.avoided.at(now)
 
     @property
@@ -513,9 +528,11 @@ class ReplicatedSegment(ReplicaViews):
         return chosen
 
     async def _wait_membership(self) -> None:
-        """Wait for other backups to appear; look again anyway after a while."""
+        """Wait for other backups to appear; look again anyway after a while, and soon while one
+        frees a replica: it may take another then."""
+        pause_s = RETRY_PAUSE_S if self._freeing else self._context.settings.append_timeout_s
         try:
-            async with asyncio.timeout(self._context.settings.append_timeout_s):
+            async with asyncio.timeout(pause_s):
                 await self._context.members.wait_change()
         except TimeoutError:
             return

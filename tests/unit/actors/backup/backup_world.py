@@ -148,9 +148,15 @@ class Owner:
         await self.call(SEAL_REPLICA, SealReplica(log, term, segment_id, epoch, medium), image)
 
     async def free(
-        self, *segments: int, term: int = 1, log: TabletId = LOG, heads_from: int = 0
+        self,
+        *segments: int,
+        term: int = 1,
+        log: TabletId = LOG,
+        heads_from: int = 0,
+        epochs: tuple[int, ...] = (),
     ) -> None:
-        await self.call(FREE_REPLICAS, FreeReplicas(log, term, segments, heads_from))
+        body = FreeReplicas(log, term, segments, heads_from, epochs)
+        await self.call(FREE_REPLICAS, body)
 
     async def fence(self, *logs: tuple[TabletId, int]) -> tuple[LogInventory, ...]:
         found: tuple[LogInventory, ...] = (await self.call(FENCE_LOGS, FenceLogs(logs))).body.logs

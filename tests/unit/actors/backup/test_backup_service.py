@@ -23,6 +23,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.backups import (
+    ANY_EPOCH,
     DROP_LOGS,
     READ_SUMMARIES,
     DropLogs,
@@ -176,6 +177,28 @@ def test_a_late_write_does_not_open_a_head_again_that_was_freed() -> None:
             await owner.write(rows, 20)
         await owner.write(rows, 20, close=True)
         assert [info.segment_id for info in await owner.inventory()] == [SEGMENT, *held]
+
+    run(scenario)
+
+
+def test_a_late_order_to_free_a_replica_frees_no_later_one() -> None:
+    """One that was made again there has a higher epoch, or none yet; without a certificate it has
+    none. What has no epoch in the order is freed whatever its epoch is."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        for segment_id in (SEGMENT, SEGMENT + 1, SEGMENT + 2):
+            await owner.write(rows, segment_id=segment_id, epoch=3)
+        with pytest.raises(InvalidArgument, match="an epoch is needed for each segment"):
+            await owner.free(SEGMENT, SEGMENT + 1, epochs=(9,))
+        await owner.free(SEGMENT, SEGMENT + 1, SEGMENT + 2, epochs=(2, 3, ANY_EPOCH))
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT]
+        await owner.write(rows, segment_id=SEGMENT + 1, epoch=4, end=20, certificate=None)
+        await owner.free(SEGMENT + 1, epochs=(3,))
+        await owner.write(rows, 20, segment_id=SEGMENT + 1, epoch=4)
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT, SEGMENT + 1]
+        await owner.free(SEGMENT)
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT + 1]
 
     run(scenario)
 

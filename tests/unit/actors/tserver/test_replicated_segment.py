@@ -13,6 +13,7 @@ from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.messages.backups import (
+    FREE_REPLICAS,
     INVENTORY,
     FreeReplicas,
     Inventory,
@@ -58,10 +59,21 @@ def test_a_stale_replica_that_comes_back_is_freed() -> None:
     run(scenario)
 
 
-def test_a_late_free_does_not_meet_a_later_replica_of_the_segment() -> None:
-    """A backup that was told to free a segment is not chosen for it while the call may be late."""
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_late_free_does_not_meet_a_later_replica_of_the_segment(*, is_lost: bool) -> None:
+    """A backup that was told to free a segment is not chosen for it while the call may be late.
+    Once it has answered it is, at once: what comes late frees no replica of a higher epoch."""
 
     async def scenario(here: TabletWorld) -> None:
+        lost = [FREE_REPLICAS.name] * is_lost
+
+        def loses(sender: str, receiver: str, method: str) -> bool:
+            if method not in lost:
+                return False
+            lost.remove(method)
+            return True
+
+        here.world.network.drop_filter = loses
         await here.serve("b1", "b2")
         await here.write((1, "a"))
         here.world.crash("b2", restart=False)
@@ -78,7 +90,10 @@ def test_a_late_free_does_not_meet_a_later_replica_of_the_segment() -> None:
         here.see("b1", "b2")
         await here.write((3, "c"))
         waited_s = here.runtime.clock.monotonic() - freed_at
-        assert waited_s >= SETTINGS.call_timeout_s, "the free could have been on its way still"
+        is_late = waited_s >= SETTINGS.call_timeout_s
+        assert is_late is is_lost, "the free could have been on its way still"
+        (stray,) = [e.body for e in here.events if isinstance(e.body, FreeReplicas)][:1]
+        assert stray.epochs == (0,)
         assert set(head(here).holders) == {here.info("b1").uuid, here.info("b2").uuid}
 
     run(scenario)
