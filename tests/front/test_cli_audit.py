@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.cli import audit as cli_audit
-from stelae.cli.app import command_of
+from stelae.cli.app import _take_down, command_of
 from stelae.cli.table import create as cli_create
 from stelae.cli.which_cluster import as_command
 from stelae.core.errors import AlreadyRunning, RetryLater
@@ -174,17 +174,33 @@ async def test_commands_and_python_inside_ray_are_in_the_audit_log(
 
 
 async def test_a_cluster_that_was_taken_down_tells_of_it_once_it_is_up_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row is on disks before the command ends the first server."""
+    """The row is on disks before the command ends the first process."""
+    keeper, ended = 4711, list[int]()
 
-    def down(cluster: LocalCluster) -> None:
+    def take_down(cluster: LocalCluster) -> None:
         link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
-        with as_command(), Database.open(ClusterOrigin(link), CLUSTER) as database:
-            database.note_call("down")
 
+        def opened(_: str) -> Database:
+            return Database.open(ClusterOrigin(link), CLUSTER)
+
+        def end_keeper(process: int) -> None:
+            with opened("") as database:
+                (found,) = database.audit(path="down")
+                assert found["outcome"] == "done"
+            ended.append(process)
+
+        monkeypatch.setattr("stelae.cluster.connect", opened)
+        monkeypatch.setattr("stelae.keeper_process.end_keeper", end_keeper)
+        assert _take_down(tmp_path)
+
+    monkeypatch.setattr("stelae.deploy.locks.lock_holder", lambda folder: keeper)
+    monkeypatch.setattr("stelae.deploy.locks.wait_ended", lambda folders: [])
+    monkeypatch.setattr("stelae.keeper_process.is_keeper", lambda process: True)
     async with local_cluster(tmp_path, tservers=1, backups=2) as cluster:
-        await asyncio.to_thread(down, cluster)
+        await asyncio.to_thread(take_down, cluster)
+        assert ended == [keeper]
     async with local_cluster(tmp_path, tservers=1, backups=2) as cluster:
         (found,) = await cluster.database.audit(path="down", timeout=30.0)
         assert (found["method"], found["path"], found["outcome"]) == ("cli", "down", "done")

@@ -50,8 +50,7 @@ def _env(folder: Path) -> dict[str, str]:
 @pytest.mark.ray
 def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: Path) -> None:
     """up, a second up, status, tables; SIGKILL of all its processes at once; up again: the rows
-    are there, and what was noted of the commands; down: no process is left, and the next up finds
-    its row in the audit log."""
+    are there, and what was noted of the commands; down: no process is left."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return stelae(*arguments, cwd=folder, env=_env(folder), timeout=LIMIT_S)
@@ -102,10 +101,6 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
     _, left = psutil.wait_procs(everything, LIMIT_S)
     assert not left
     assert run("status").returncode == 1
-
-    assert run("up").returncode == 0
-    (noted_down,) = json.loads(run("audit", "--path", "down", "--json").stdout)["entries"]
-    assert (noted_down["method"], noted_down["outcome"]) == ("cli", "done")
 
 
 def _alter(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
