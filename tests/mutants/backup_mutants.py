@@ -364,7 +364,14 @@ MUTANTS = [
         [
             ("        replica.posted, replica.goes_alone = None, False\n", ""),
             ("        if under_way is not None:\n", "        if False:\n"),
+        ],
+    ),
+    *mutants_of(
+        "actors/tserver/segments/segment.py",
+        ("tests/unit/actors/tserver/test_replicated_segment.py",),
+        [
             ("pause_s = RETRY_PAUSE_S if self._freeing else ", "pause_s = "),
+            ("        self._freeing[backup] = now + 2", "        _ = now + 2"),
         ],
     ),
     *mutants_of(
