@@ -199,7 +199,7 @@ def _judged(look: Look, name: str, half: Sequence[str]) -> Verdict:
         return Verdict(name, Next.WAIT, why, in_s=left_s)
     if half:
         return Verdict(name, Next.WAIT, f"{half[0]} goes first")
-    known = [*known_as(look.status, name), *_unheard(look, name)]
+    known = _without_former([*known_as(look.status, name), *_unheard(look, name)])
     why = _why_not(look, name, known)
     if why:
         return Verdict(name, Next.WAIT, why)
@@ -229,6 +229,18 @@ def _why_not(look: Look, name: str, known: Sequence[Mapping[str, Any]]) -> str:
 def _unheard(look: Look, name: str) -> list[Mapping[str, Any]]:
     """Those of a name that the catalog has, and that the leader master has never heard."""
     return [each for each in look.status.get("servers_not_heard", ()) if each["id"] == name]
+
+
+def _without_former(known: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Without servers that only a mark names, and that were to leave or to rest: marks are kept for
+    ever, and the name is another server's by now, if another is known."""
+    if all(each.get("marked_only") for each in known):
+        return known
+    return [
+        each
+        for each in known
+        if not each.get("marked_only") or not (each.get("maintenance") or each.get("retiring"))
+    ]
 
 
 def _uuids_of(known: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -155,10 +155,12 @@ class ReplicaCensus:
                 is_done = False
             else:
                 # The call below must not free a later replica.
-                segment.begin_free(backup.uuid)
+                is_first = segment.begin_free(backup.uuid)
                 told = epochs.get(segment.segment_id, ANY_EPOCH)
                 is_replaced = told < segment.epoch  # while it was open, so in a higher epoch
-                replaced += [segment] if is_replaced else []
+                # A backup of an earlier version minds no epoch: an order that was given up may
+                # reach it after the answer to this one.
+                replaced += [segment] if is_replaced and is_first else []
                 strays[segment.segment_id] = told if is_replaced else ANY_EPOCH
         strays |= dict.fromkeys(sorted({*states, *damaged}), ANY_EPOCH)
         if strays:

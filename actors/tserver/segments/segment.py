@@ -215,14 +215,16 @@ class ReplicatedSegment(ReplicaViews):
         until = now + max(for_s, self._context.settings.append_timeout_s)
         self._avoid[backup] = max(until, self._avoid.get(backup, until))
 
-    def begin_free(self, backup: ServerUuid) -> None:
+    def begin_free(self, backup: ServerUuid) -> bool:
         """A backup is told to free a replica: put none there until `freed`, or until the call is
-        surely over."""
+        surely over. Returns whether no earlier such call may be under way still."""
         now, settings = self._context.runtime.clock.monotonic(), self._context.settings
+        is_first = self._freeing.get(backup, now) <= now
         self._freeing[backup] = now + 2 * settings.call_timeout_s
+        return is_first
 
     def freed(self, backup: ServerUuid) -> None:
-        """It has answered that call, which frees no replica of a later epoch."""
+        """It has answered the only such call, so that none frees a replica that comes now."""
         self._freeing.pop(backup, None)
 
     def _avoided(self) -> tuple[dict[ServerUuid, float], dict[ServerUuid, float]]:

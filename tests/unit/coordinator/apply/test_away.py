@@ -228,6 +228,18 @@ def test_a_mark_alone_does_not_say_whom_to_fence() -> None:
     assert only(unheard(look, "backup-3", "present")).uuids == ("old", "present")
 
 
+@pytest.mark.parametrize("said", ["maintenance", "retiring"])
+def test_what_was_said_of_an_earlier_server_of_the_name_is_not_of_this_one(said: str) -> None:
+    """Marks are kept for ever. Alone it may be of this one: then it counts. R2."""
+    there = looked(kinds=("backup",))
+    marked = unheard(there, "backup-3", "old", marked_only=True, **{said: True})
+    assert only(marked).next is Next.WAIT
+    heard = with_status(marked, servers=there.status["servers"])
+    assert (only(heard).next, only(heard).uuids) == (Next.MOVE, ("backup3",))
+    named = only(unheard(marked, "backup-3", "present"))
+    assert (named.next, named.uuids) == (Next.MOVE, ("present",))
+
+
 def test_what_a_killed_step_left_is_fenced_also_if_only_the_catalog_names_it() -> None:
     """But not what may be the successor: that may have served before all masters were started
     again, and have what nothing else has."""
